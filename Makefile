@@ -1,0 +1,34 @@
+# Each target makes and uses its own environment in .venv. PYTHON chooses the interpreter (3.11 or newer) it is made from.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check bench docs clean
+
+demo: .venv/installed
+	$(BIN)/atoll compare single data-parallel diloco --workers 4 --steps 300 --period 10 --out runs/demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+check: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: .venv/installed
+	$(BIN)/python -m bench
+
+docs: .venv/installed
+	$(BIN)/python docs/verify.py
+	$(BIN)/pdoc --output-directory build/api atoll
+
+# What a person made with the demo, runs/, stays.
+clean:
+	rm -rf .venv build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Atoll needs Python 3.11 or newer; say PYTHON=...")'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@touch $@

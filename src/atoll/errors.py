@@ -1,0 +1,41 @@
+"""Every error a person can meet, in one tree.
+
+    AtollError
+    ├── UsageError            the person asked for something that cannot work; nothing was started
+    │   ├── CompositionError    parts that do not fit together (sync, recipes)
+    │   ├── DataError           a text, tokenizer or shard that cannot be used (train.data)
+    │   └── ModelError          a model, size or pretrained start that cannot be used (train.model)
+    ├── CheckpointError       a checkpoint that is missing, incomplete, or of another run
+    └── GroupError            peers that did not answer, differ, or were aborted
+
+Each message is one sentence (two at most) that says what was asked, what was seen, and what to do. The command line prints the message
+alone and exits with status 2 for `UsageError`, 1 for the others; a traceback means a defect of ours.
+"""
+
+
+class AtollError(Exception):
+    """The root: catch this to catch everything Atoll raises on purpose."""
+
+
+class UsageError(AtollError):
+    """What was asked for cannot work; nothing has been started or written."""
+
+
+class CompositionError(UsageError):
+    """Parts that cannot be composed; the message says what to write instead."""
+
+
+class DataError(UsageError):
+    """Data that is missing, empty, too small or not readable as asked."""
+
+
+class ModelError(UsageError):
+    """A model, a named size or a pretrained start that cannot be used."""
+
+
+class CheckpointError(AtollError):
+    """A checkpoint that is missing, incomplete, or belongs to another run or version."""
+
+
+class GroupError(AtollError):
+    """A group of peers that cannot go on: someone is missing, differs, or aborted."""

@@ -1,0 +1,87 @@
+"""Mixers: with whom a message meets, with what weight, and how what comes back is combined.
+
+`exchange` is a pure function of membership, round and work done, so all peers derive the same meeting without a message.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from atoll.parts.codecs import exact
+from atoll.trees import Layout
+from atoll.wire import Codec, Fold, Keep, Membership, Reduce, bytes_sent
+
+
+class Work(NamedTuple):
+    """What a worker did since the fragment last left: inner steps and tokens."""
+
+    steps: int
+    tokens: int
+
+
+class Exchange(NamedTuple):
+    """Members that meet (ascending, this worker included), how they combine, and this worker's weight."""
+
+    to: tuple[int, ...]
+    fold: Fold
+    weight: float
+
+
+class Mixer(Protocol):
+    """With whom, and how."""
+
+    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange: ...
+
+
+@dataclass(frozen=True)
+class all_mean:
+    """The mean over all members: (1/M) sum_m x_m, one ordered sum and one division.
+
+    Without `fold`, the way with fewer bytes: `Keep()` while M < 1 + r/w, else `Reduce(exact())`, for wires of w bytes and exact results of
+    r. Both give the same bits.
+    """
+
+    fold: Fold | None = None
+
+    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+        """Everyone, with weight 1."""
+        return Exchange(membership.workers, self.fold or cheaper(codec, layout, len(membership.workers)), 1.0)
+
+
+@dataclass(frozen=True)
+class alone:
+    """No meeting: each worker goes on with its own contribution. For control experiments; nothing is sent."""
+
+    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+        """This worker only."""
+        return Exchange((membership.me,), Keep(), 1.0)
+
+
+@dataclass(frozen=True)
+class weighted:
+    """Contributions of `mixer` weighted by `by(work)`: sum_m w_m x_m / sum_m w_m.
+
+    DiLoCo weighs deltas by the examples in each shard when data differ (section 1.3); `by_tokens` does it by tokens trained.
+    """
+
+    by: Callable[[Work], float]
+    mixer: Mixer
+
+    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+        """The inner mixer's meeting with our weight."""
+        return self.mixer.exchange(membership, round, work, codec, layout)._replace(weight=float(self.by(work)))
+
+
+@dataclass(frozen=True)
+class by_tokens:
+    """Weight = tokens trained since the fragment last left."""
+
+    def __call__(self, work: Work) -> float:
+        return work.tokens
+
+
+def cheaper(codec: Codec, layout: Layout, members: int) -> Fold:
+    """`Keep()` or `Reduce(exact())`, whichever sends fewer bytes; `Reduce` on a tie, because it also receives fewer."""
+    reduce = Reduce(exact())
+    keep = Keep()
+    return keep if bytes_sent(keep, codec, layout, members, 0) < bytes_sent(reduce, codec, layout, members, 0) else reduce

@@ -1,0 +1,1 @@
+"""Strategies as values, and the flow that carries them out without I/O."""

@@ -1,0 +1,151 @@
+"""The flow: everything a worker does at a step boundary, as generators that perform no I/O.
+
+A flow yields `Post` (answered at once with its ticket) and `Take` (answered with `Landed` or `Lost`); `atoll.sync.drive` performs them on
+a group. A delta is measured before the outer step, an anchor after it, which fixes the order of a boundary:
+
+    phase  what happens                                        which rules
+    0      gradients are averaged (`before`, before clipping)  due, carrying GRADIENT
+    1      what closes a round leaves                          due, carrying DELTA or LIVE
+    2      what is due comes back: outer, merge                in flight and due, oldest first
+
+Both generators below are the whole protocol; a landing is applied chunk by chunk by `_apply`, and between the first and the last write of
+a fragment no effect is yielded. State moves in three places only: `_launch` (round counts, queue), `_land` (queue, updates, signals) and
+`_apply` (anchor, outer state, live). A round that is lost moves nothing but its round count: the next delta is measured from the old
+start and holds what was learned meanwhile.
+"""
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import cast
+
+from torch import Tensor
+
+from atoll.parts.landings import After
+from atoll.parts.mixers import Work
+from atoll.sync.rule import Carry
+from atoll.sync.sources import DeltaSource, LiveSource, snapshot
+from atoll.sync.state import InFlight, SyncState, Track
+from atoll.trees import Live, cut
+from atoll.wire import Event, Key, Landed, Launched, Lost, Post, Source, Take
+
+Flow = Generator[Post | Take, Key | Landed | Lost, list[Event]]
+
+
+def before(state: SyncState) -> Flow:
+    """Phase 0, between backward and clipping: average the gradients that are due at the step being made.
+
+    A trained parameter without a gradient counts as one with a gradient of zero, so that all workers send the same elements.
+    """
+    events: list[Event] = []
+    posted: list[tuple[InFlight, Live]] = []
+    for track in state.gradient_tracks():
+        if track.rule.schedule.next(state.step, track.fragment.index, state.signals) == state.step + 1:
+            gradients = Live(track.fragment.layout, [_gradient(tensor) for tensor in track.fragment.tensors])
+            entry = yield from _launch(state, track, LiveSource(gradients), events)
+            posted.append((entry, gradients))
+    for entry, gradients in posted:
+        yield from _land(state, entry, gradients, events)
+    return events
+
+
+def boundary(state: SyncState) -> Flow:
+    """Phases 1 and 2, after the inner step that `state.step` counts."""
+    events: list[Event] = []
+    for track in state.tracks:
+        if track.due == state.step and track.rule.carry is not Carry.GRADIENT:
+            yield from _launch(state, track, _source(track), events)
+    for entry in [entry for entry in state.queue if entry.lands <= state.step]:
+        yield from _land(state, entry, entry.track.fragment.live, events)
+    state.plan()
+    return events
+
+
+def settle(state: SyncState) -> Flow:
+    """Collect what is in flight without using it, so that a checkpoint can hold it: its step of landing stays."""
+    for entry in state.queue:
+        if entry.outcome is None:
+            entry.outcome = cast(Landed | Lost, (yield Take(entry.key)))
+    return []
+
+
+def drain(state: SyncState) -> Flow:
+    """Use everything that is in flight now: the run ends here."""
+    events: list[Event] = []
+    for entry in list(state.queue):
+        yield from _land(state, entry, entry.track.fragment.live, events)
+    state.plan()
+    return events
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = parameter.detach().new_zeros(parameter.shape)
+    return parameter.grad
+
+
+def _source(track: Track) -> Source:
+    fragment = track.fragment
+    if track.rule.carry is Carry.DELTA:
+        assert fragment.anchor is not None
+        return DeltaSource(fragment.anchor, fragment.live)
+    return LiveSource(fragment.live)
+
+
+def _launch(state: SyncState, track: Track, source: Source, events: list[Event]) -> Generator[Post | Take, Key | Landed | Lost, InFlight]:
+    rule, fragment = track.rule, track.fragment
+    kept = snapshot(source, fragment.live, fragment.anchor) if isinstance(rule.landing, After) else None
+    if kept and rule.carry is Carry.LIVE and fragment.anchor:
+        # live is measured from the point it was sent at, so that carry_on moves it by (mean - sent)
+        for start, stop in fragment.layout.chunks:
+            fragment.anchor.flat[start:stop].copy_(kept.read(start, fragment.anchor.flat[start:stop]))
+    work = Work(state.work.steps - track.launched.steps, state.work.tokens - track.launched.tokens)
+    exchange = rule.mixer.exchange(state.membership, track.round, work, rule.codec, fragment.layout)
+    key = Key(track.rule_index, fragment.index, track.round, state.membership.lane)
+    yield Post(
+        key, exchange.to, kept or source, rule.codec, track.codec, exchange.fold, exchange.weight, rule.quorum, dict(state.own_signals)
+    )
+    track.round += 1
+    track.launched = state.work
+    entry = InFlight(key, track, state.step, state.lands(track), kept)
+    state.queue.append(entry)
+    events.append(Launched(key, state.step))
+    return entry
+
+
+def _land(state: SyncState, entry: InFlight, live: Live, events: list[Event]) -> Generator[Post | Take, Key | Landed | Lost, None]:
+    track = entry.track
+
+    def aged(landed: Landed) -> Landed:
+        return replace(landed, age=state.step - entry.launched, update=track.updates + 1)
+
+    def sink(landed: Landed, start: int, mean: Tensor) -> None:
+        _apply(track, live, aged(landed), start, mean)
+
+    outcome = entry.outcome or cast(Landed | Lost, (yield Take(entry.key, None if entry.snapshot else sink)))
+    state.queue.remove(entry)
+    if isinstance(outcome, Landed):
+        if entry.snapshot:
+            for start, stop in track.fragment.layout.chunks:
+                sink(outcome, start, entry.snapshot.tree.flat[start:stop])
+        outcome = aged(outcome)
+        track.updates += 1
+        state.signals.update(outcome.signals)
+    events.append(outcome)
+
+
+def _apply(track: Track, live: Live, landed: Landed, start: int, mean: Tensor) -> None:
+    """One chunk of a landing: the mean becomes a step, the step moves the anchor, and the merge moves live. `mean` is overwritten."""
+    rule, fragment, stop = track.rule, track.fragment, start + len(mean)
+    if rule.carry is Carry.GRADIENT:
+        live.write(start, mean)
+        return
+    assert fragment.anchor is not None
+    anchor = fragment.anchor.flat[start:stop]
+    if rule.outer:
+        step = rule.outer.update(mean, cut(track.outer, start, stop), anchor, landed)
+    else:
+        step = mean.neg_().add_(anchor)
+    anchor.sub_(step)
+    near = (lambda tensor: tensor) if live.device == anchor.device else (lambda tensor: tensor.to(live.device, non_blocking=True))
+    for view, first, last in live.segments(start):
+        rule.merge(view, near(step[first:last]), near(anchor[first:last]))

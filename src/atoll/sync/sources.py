@@ -1,0 +1,87 @@
+"""Where a message's values come from: live tensors that stand still, or a snapshot of them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from atoll.trees import Layout, Live, Tree
+from atoll.wire import Snapshot, Source
+
+
+class LiveSource:
+    """The live values themselves, converted to the layout's dtype (carry LIVE and GRADIENT)."""
+
+    def __init__(self, live: Live) -> None:
+        self.layout: Layout = live.layout
+        self._live = live
+
+    def read(self, start: int, out: Tensor) -> Tensor:
+        """Copied, so that a result written to live cannot reach a message already read."""
+        self._live.read(start, out)
+        return out
+
+
+class DeltaSource:
+    """start - live, where start is the anchor as live received it: rounded to live's dtype (carry DELTA).
+
+    With bf16 parameters a round without training therefore has a delta of exactly zero, while the fp32 anchor keeps what is too small
+    for bf16.
+    """
+
+    def __init__(self, anchor: Tree, live: Live) -> None:
+        self.layout: Layout = live.layout
+        self._anchor = anchor.flat
+        self._live = live
+
+    def read(self, start: int, out: Tensor) -> Tensor:
+        """The difference, chunk by chunk, in the anchor's dtype and on its device."""
+        anchor = self._anchor[start : start + len(out)]
+        for view, first, last in self._live.segments(start):
+            target, origin = out[first:last], anchor[first:last]
+            if view.dtype == origin.dtype and view.device == origin.device:
+                torch.sub(origin, view, out=target)
+            else:
+                target.copy_(view)
+                torch.sub(origin.to(view.dtype).to(origin.dtype), target, out=target)
+        return out
+
+
+def snapshot(source: Source, live: Live, anchor: Tree | None) -> Snapshot:
+    """Copy a source's values so that training can go on.
+
+    On a CPU the values are formed at once. On a CUDA device live is copied asynchronously into pinned memory, and the subtraction waits
+    in the group's thread for that copy: the training thread never waits for the device.
+    """
+    layout = source.layout
+    if live.device.type != "cuda":
+        tree = Tree(layout)
+        for start, stop in layout.chunks:
+            out = tree.flat[start:stop]
+            values = source.read(start, out)
+            if values is not out:
+                out.copy_(values)
+        return Snapshot(tree)
+    tree = Tree(layout, pinned=True)
+    for start, stop in layout.chunks:
+        live.read(start, tree.flat[start:stop])
+    copied = torch.cuda.Event()
+    copied.record()
+    return Snapshot(tree, ready=_once(lambda: _arrived(copied, tree, anchor if isinstance(source, DeltaSource) else None)))
+
+
+def _arrived(copied: torch.cuda.Event, tree: Tree, anchor: Tree | None) -> None:
+    copied.synchronize()
+    if anchor is not None:
+        for spec, lo, hi in zip(tree.layout.specs, tree.layout.offsets, tree.layout.offsets[1:], strict=False):
+            torch.sub(anchor.flat[lo:hi].to(spec.dtype).to(tree.layout.dtype), tree.flat[lo:hi], out=tree.flat[lo:hi])
+
+
+def _once(action: Callable[[], None]) -> Callable[[], None]:
+    pending = [action]
+
+    def run() -> None:
+        if pending:
+            pending.pop()()
+
+    return run

@@ -1,0 +1,205 @@
+"""SyncState: the whole truth about one worker's part in a strategy. Saving and restoring it resumes bit for bit."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from atoll.errors import CheckpointError
+from atoll.parts.landings import After
+from atoll.parts.mixers import Work
+from atoll.parts.schedules import NEVER
+from atoll.sync.rule import Carry, Rule, Strategy, layout_of
+from atoll.trees import Layout, Live, State, Tree, averaged_buffers, digest, frozen, spec_of, trainable
+from atoll.wire import Key, Landed, Lost, Membership, Snapshot
+
+
+@dataclass
+class Fragment:
+    """Tensors that are synced together: their layout, the model's own tensors, and the anchor (None where gradients are carried)."""
+
+    index: int
+    layout: Layout
+    tensors: list[Tensor]
+    live: Live
+    anchor: Tree | None
+
+
+@dataclass
+class Track:
+    """One rule serving one fragment, with everything that grows from round to round."""
+
+    rule_index: int
+    rule: Rule
+    fragment: Fragment
+    outer: State
+    codec: State
+    round: int = 0
+    updates: int = 0
+    due: int = NEVER
+    launched: Work = Work(0, 0)
+
+
+@dataclass
+class InFlight:
+    """An exchange between launch and landing. `outcome` is set when it has been collected ahead of its step (for a checkpoint)."""
+
+    key: Key
+    track: Track
+    launched: int
+    lands: int
+    snapshot: Snapshot | None
+    outcome: Landed | Lost | None = None
+
+
+@dataclass
+class SyncState:
+    """Anchors, outer and codec states, round counts, signals, membership, work done, and the queue in flight.
+
+    Args: model: the live tensors are its own; strategy; membership: who takes part.
+    """
+
+    model: nn.Module
+    strategy: Strategy
+    membership: Membership
+    work: Work = Work(0, 0)
+    signals: dict[str, float] = field(default_factory=dict[str, float])
+    own_signals: dict[str, float] = field(default_factory=dict[str, float])
+    queue: list[InFlight] = field(default_factory=list[InFlight])
+    due: int = NEVER
+
+    def __post_init__(self) -> None:
+        tensors, buffers = trainable(self.model), averaged_buffers(self.model)
+        specs = tuple(spec_of(name, tensor) for name, tensor in tensors.items())
+        fragments = self.strategy.divide(specs)
+        anchored = any(rule.carry is not Carry.GRADIENT for rule in self.strategy.rules)
+        self.fragments = [
+            _fragment(index, layout_of(specs, names), [tensors[name] for name in names], anchored) for index, names in enumerate(fragments)
+        ]
+        rules = [(rule, self.fragments) for rule in self.strategy.rules]
+        buffer_rule = self.strategy.buffer_rule()
+        if buffers and buffer_rule:
+            layout = Layout.of(spec_of(name, buffer) for name, buffer in buffers.items())
+            self.fragments.append(_fragment(len(fragments), layout, list(buffers.values()), anchored=True))
+            rules.append((buffer_rule, self.fragments[-1:]))
+        self.tracks = [
+            Track(index, rule, fragment, rule.outer.init(fragment.layout) if rule.outer else {}, rule.codec.init(fragment.layout))
+            for index, (rule, served) in enumerate(rules)
+            for fragment in served
+            if rule.only is None or fragment.index in rule.only
+        ]
+        self.fingerprint = self._fingerprint(specs)
+        self.plan()
+
+    @property
+    def step(self) -> int:
+        """Inner steps done."""
+        return self.work.steps
+
+    def gradient_tracks(self) -> list[Track]:
+        """Tracks that act before the inner step that comes next."""
+        return [track for track in self.tracks if track.rule.carry is Carry.GRADIENT]
+
+    def plan(self) -> None:
+        """Set when each track is next due, and the first step at which anything is: until then `after_step` has nothing to do."""
+        for track in self.tracks:
+            index = track.fragment.index if track.rule_index < len(self.strategy.rules) else 0
+            track.due = track.rule.schedule.next(self.step, index, self.signals)
+        due = [track.due for track in self.tracks if track.rule.carry is not Carry.GRADIENT]
+        self.due = min(due + [entry.lands for entry in self.queue], default=NEVER)
+
+    def lands(self, track: Track) -> int:
+        """The step at which an exchange of this track that leaves now is used."""
+        return self.step + (track.rule.landing.steps if isinstance(track.rule.landing, After) else 0)
+
+    def shared(self) -> Iterator[tuple[str, Tensor]]:
+        """The shared model by name: anchors where the strategy has them, else live; frozen parameters and local buffers as they are.
+
+        On an island of several lanes, tensors are whole again as `DTensor`s over the lanes.
+        """
+        yield from frozen(self.model).items()
+        if not self.fragments or not self.strategy.rules:
+            yield from averaged_buffers(self.model).items()
+        for fragment in self.fragments:
+            anchored = fragment.anchor.named() if fragment.anchor else ((spec.name, None) for spec in fragment.layout.specs)
+            for (name, anchor), live in zip(anchored, fragment.tensors, strict=True):
+                if anchor is not None and isinstance(live, DTensor):
+                    yield name, DTensor.from_local(anchor, live.device_mesh, live.placements, shape=live.shape, stride=live.stride())
+                else:
+                    yield name, live if anchor is None else anchor
+
+    def digest(self) -> str:
+        """sha256 of the shared model (collective over an island's lanes)."""
+        return digest(self.shared(), whole=lambda tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    def _fingerprint(self, specs: tuple[object, ...]) -> str:
+        """What peers must have in common: the strategy, and the model's names, shapes, dtypes and values, frozen ones included."""
+        values = dict(trainable(self.model)) | frozen(self.model) | averaged_buffers(self.model)
+        return sha256(f"{self.strategy!r};{specs!r};{digest(values)}".encode()).hexdigest()[:16]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the state by a name that is stable across runs, by reference."""
+        for fragment in self.fragments:
+            if fragment.anchor:
+                yield f"anchor.{fragment.index}", fragment.anchor.flat
+        for track in self.tracks:
+            for kind, state in (("outer", track.outer), ("codec", track.codec)):
+                for name, tensor in state.items():
+                    yield f"{kind}.{track.rule_index}.{track.fragment.index}.{name}", tensor
+        for entry in self.queue:
+            if entry.snapshot:
+                yield f"queue.{'.'.join(map(str, entry.key))}", entry.snapshot.tree.flat
+
+    def meta(self) -> dict[str, Any]:
+        """Everything of the state that is not a tensor, as JSON-able values. Exchanges in flight must have been collected (`settle`)."""
+        return {
+            "work": list(self.work),
+            "signals": [self.signals, self.own_signals],
+            "tracks": [[track.round, track.updates, list(track.launched)] for track in self.tracks],
+            "queue": [
+                {"key": list(entry.key), "launched": entry.launched, "lands": entry.lands, "landed": isinstance(entry.outcome, Landed)}
+                | {"outcome": asdict(entry.outcome) if entry.outcome else None}
+                for entry in self.queue
+            ],
+        }
+
+    def load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take up where a saved state stopped.
+
+        Raises: CheckpointError if the tensors are not those of this model and strategy.
+        """
+        self.work = Work(*meta["work"])
+        self.signals, self.own_signals = (dict(signals) for signals in meta["signals"])
+        if len(meta["tracks"]) != len(self.tracks):
+            raise CheckpointError(
+                f"the checkpoint holds {len(meta['tracks'])} rule-fragment pairs but this run has {len(self.tracks)}; resume with its own method and model"
+            )
+        for track, (round_, updates, launched) in zip(self.tracks, meta["tracks"], strict=True):
+            track.round, track.updates, track.launched = round_, updates, Work(*launched)
+        by_place = {(track.rule_index, track.fragment.index): track for track in self.tracks}
+        self.queue = []
+        for saved in meta["queue"]:
+            key = Key(*saved["key"])
+            track = by_place[key.rule, key.fragment]
+            record = dict(saved["outcome"]) | {"key": key}
+            if saved["landed"]:
+                record |= {name: tuple(record[name]) for name in ("peers", "norms", "refused")}
+            outcome = Landed(**record) if saved["landed"] else Lost(**record)
+            self.queue.append(InFlight(key, track, saved["launched"], saved["lands"], Snapshot(Tree(track.fragment.layout)), outcome))
+        for name, target in self.tensors():
+            source = tensors.get(name)
+            if source is None or source.shape != target.shape or source.dtype != target.dtype:
+                seen = "nothing" if source is None else f"{tuple(source.shape)} of {source.dtype}"
+                raise CheckpointError(
+                    f"the checkpoint has {seen} where this run needs {name} with {tuple(target.shape)} of {target.dtype}; resume with its own method and model"
+                )
+            target.copy_(source)
+        self.plan()
+
+
+def _fragment(index: int, layout: Layout, tensors: list[Tensor], anchored: bool) -> Fragment:
+    live = Live(layout, tensors)
+    return Fragment(index, layout, tensors, live, live.copied() if anchored else None)

@@ -1,0 +1,95 @@
+"""Synchronizer: what a training loop calls."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+
+from torch import nn
+
+from atoll.parts.mixers import Work
+from atoll.sync.drive import drive
+from atoll.sync.flow import Flow, before, boundary, drain
+from atoll.sync.rule import Strategy
+from atoll.sync.state import SyncState
+from atoll.wire import Event, PeerGroup
+
+
+class Synchronizer:
+    """Carries out a strategy for one worker, in the open: nothing is hooked into the model or the inner optimizer.
+
+    Args: model: any module; all workers must start from the same values. strategy: what is synced. group: the way to the other workers.
+    Raises: CompositionError if strategy and model do not fit; GroupError if the peers train something else.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn, optim
+        >>> from atoll.parts.outers import nesterov
+        >>> from atoll.parts.schedules import every
+        >>> from atoll.peers.memory import Hub
+        >>> from atoll.sync.rule import Rule, Strategy
+        >>> model = nn.Linear(2, 1)
+        >>> inner = optim.AdamW(model.parameters())
+        >>> with Synchronizer(model, Strategy((Rule(every(2), outer=nesterov(0.7, 0.9)),)), Hub(1).group(0)) as sync:
+        ...     for step in range(4):
+        ...         model(torch.ones(1, 2)).sum().backward()
+        ...         sync.before_step()
+        ...         inner.step(); inner.zero_grad()
+        ...         events = sync.after_step(tokens=1)
+    """
+
+    def __init__(self, model: nn.Module, strategy: Strategy, group: PeerGroup) -> None:
+        self.state = SyncState(model, strategy, group.membership)
+        self.group = group
+        self._gradients = bool(self.state.gradient_tracks())
+        group.agree(self.state.fingerprint)
+
+    def before_step(self) -> list[Event]:
+        """Between backward and clipping: average gradients, where the strategy carries them."""
+        return drive(before(self.state), self.group) if self._gradients else []
+
+    def after_step(self, tokens: int = 0, signals: Mapping[str, float] | None = None) -> list[Event]:
+        """After the inner step: count it, and start or collect whatever is due.
+
+        Args: tokens: trained in this step, all micro-batches together; signals: floats whose mean over the workers schedules may read.
+        """
+        flow = self.after(tokens, signals)
+        return drive(flow, self.group) if flow else []
+
+    def before(self) -> Flow | None:
+        """`before_step` as a flow for a driver of several workers; None when there is nothing to do."""
+        return before(self.state) if self._gradients else None
+
+    def after(self, tokens: int = 0, signals: Mapping[str, float] | None = None) -> Flow | None:
+        """`after_step` as a flow for a driver of several workers; None when nothing is due. Counts the step."""
+        state = self.state
+        steps, seen = state.work
+        state.work = Work(steps + 1, seen + tokens)
+        if signals:
+            state.own_signals.update(signals)
+        return boundary(state) if steps + 1 >= state.due else None
+
+    @contextmanager
+    def shared_weights(self) -> Iterator[nn.Module]:
+        """Lend the model with the shared weights in place of live ones; live comes back when the block ends, whatever happens in it."""
+        fragments = [fragment for fragment in self.state.fragments if fragment.anchor]
+        kept = [fragment.live.copied() for fragment in fragments]
+        try:
+            for fragment in fragments:
+                fragment.live.adopt(fragment.anchor)
+            yield self.state.model
+        finally:
+            for fragment, live in zip(fragments, kept, strict=True):
+                fragment.live.adopt(live)
+
+    def drain(self) -> list[Event]:
+        """Use everything that is in flight: the run ends here."""
+        return drive(drain(self.state), self.group)
+
+    def __enter__(self) -> "Synchronizer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.drain()
+        else:
+            self.group.abort()

@@ -1,0 +1,1 @@
+"""What tests of methods and parts are written with: plain reference loops, toy problems, conformance checks."""

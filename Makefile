@@ -29,6 +29,7 @@ clean:
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Atoll needs Python 3.11 or newer; say PYTHON=...")'
+	@echo "Making .venv: a minute where pip has torch in its cache, else as long as its download takes"
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@

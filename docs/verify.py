@@ -1,8 +1,9 @@
 """Checks that the documentation tells the truth: its code runs, and what it points at exists.
 
-In README.md, CONTRIBUTING.md, docs/ and dev/, each ```python block is run (the blocks of one page share their names, so a page reads
-like one program), each ```pycon block and each docstring example in src/atoll is compared with what it prints, and each relative link,
-heading, repository path in `code` and `make` target must exist. Links to other hosts are not followed.
+In README.md, CONTRIBUTING.md, docs/ and dev/, each ```python block is run (the blocks of one page share their names, so
+a page reads like one program), each ```pycon block and each docstring example in src/atoll is compared with what it
+prints, and each relative link, heading, repository path in `code` and `make` target must exist. Links to other hosts
+are not followed.
 """
 
 import doctest
@@ -27,7 +28,7 @@ def pages() -> list[Path]:
 
 
 def keep(text: str, language: str | None) -> str:
-    """Blank every line outside of the fenced blocks of `language` (None: outside of prose), so that line numbers stay those of the page."""
+    """Blank all but the blocks of `language` (None: all but the prose), so that line numbers stay those of the page."""
     kept: list[str] = []
     inside: str | None = None
     for line in text.splitlines():
@@ -56,7 +57,8 @@ def broken_references(page: Path) -> Iterator[str]:
             yield f"links to {target}, which has no such heading"
     makefile = (ROOT / "Makefile").read_text()
     for code in re.findall(r"`([^`\n]+)`", prose):
-        if code.startswith(PATHS_IN_CODE) and " " not in code and not any(ROOT.glob(code.rstrip("/"))):
+        is_path = code.startswith(PATHS_IN_CODE) and " " not in code
+        if is_path and not any(ROOT.glob(code.rstrip("/"))):
             yield f"names `{code}`, which does not exist"
         if (goal := re.fullmatch(r"make (\w+)", code)) and not re.search(rf"^{goal[1]}:", makefile, re.MULTILINE):
             yield f"names `{code}`, which the Makefile does not know"

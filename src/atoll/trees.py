@@ -1,9 +1,10 @@
 """Named tensors over flat buffers.
 
-A fragment of a model is seen in two ways. `Tree` is storage of our own: one flat, contiguous buffer, allocated once, of which every
-named tensor is a view (anchors, snapshots). `Live` is storage that belongs to the model: a list of its own tensors, never re-pointed,
-read and written through flat views. Both have the same `Layout`, so element i of one is element i of the other, and everything heavier
-than a chunk is done in a loop over `Layout.chunks()`: scratch is a chunk, never a copy of the model.
+A fragment of a model is seen in two ways. `Tree` is storage of our own: one flat, contiguous buffer, allocated once,
+of which every named tensor is a view (anchors, snapshots). `Live` is storage that belongs to the model: a list of its
+own tensors, never re-pointed, read and written through flat views. Both have the same `Layout`, so element i of one is
+element i of the other, and everything heavier than a chunk is done in a loop over `Layout.chunks()`: scratch is a
+chunk, never a copy of the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,11 +19,13 @@ from torch.distributed.tensor import DTensor
 from atoll.errors import ModelError
 
 CHUNK = 1 << 18
-"""Elements per chunk. A power of two, so that codec blocks (powers of two up to 4096) never straddle chunks; 1 MiB of fp32 stays in cache
-between delta, sum, outer step and merge, and is the largest message a wide-area link should have to repeat."""
+"""Elements per chunk. A power of two, so that codec blocks (powers of two up to 4096) never straddle chunks; 1 MiB of
+fp32 stays in cache between delta, sum, outer step and merge, and is the largest message a wide-area link should have
+to repeat."""
 
 State = dict[str, Tensor]
-"""State of an outer optimizer or codec for one fragment: flat tensors with one entry per element, so that it can be cut like the fragment."""
+"""State of an outer optimizer or codec for one fragment: flat tensors with one entry per element, so that it can be
+cut like the fragment."""
 
 
 def cut(state: State, start: int, stop: int) -> State:
@@ -32,7 +35,8 @@ def cut(state: State, start: int, stop: int) -> State:
 
 @dataclass(frozen=True)
 class Spec:
-    """Name, shape and dtype of one live tensor, with its global shape and placement where it is a shard of an island's lane."""
+    """Name, shape and dtype of one live tensor, with its global shape and placement where it is a shard of an island's
+    lane."""
 
     name: str
     shape: tuple[int, ...]
@@ -75,15 +79,16 @@ class Layout:
 
     @cached_property
     def chunks(self) -> tuple[tuple[int, int], ...]:
-        """The fixed grid of [start, stop) ranges; the same on every worker and driver, because vectorised tails can change bits."""
+        """The fixed grid of [start, stop) ranges; the same on every worker and driver, because vectorised tails can
+        change bits."""
         return tuple((start, min(start + CHUNK, self.numel)) for start in range(0, self.numel, CHUNK))
 
 
 class Tree:
     """Named tensors that are views of one flat buffer.
 
-    Args: layout; flat: 1-D tensor with `layout.numel` elements of `layout.dtype` (allocated here when not given, pinned when the live
-    tensors are on an accelerator so that copies can run beside training).
+    Args: layout; flat: 1-D tensor with `layout.numel` elements of `layout.dtype` (allocated here when not given,
+    pinned when the live tensors are on an accelerator so that copies can run beside training).
     """
 
     def __init__(self, layout: Layout, flat: Tensor | None = None, *, pinned: bool = False) -> None:
@@ -106,7 +111,9 @@ class Live:
         self.layout = layout
         tensors = list(tensors)
         self.device = tensors[0].device if tensors else torch.device("cpu")
-        self._flats = [local(tensor).as_strided((spec.numel,), (1,)) for tensor, spec in zip(tensors, layout.specs, strict=True)]
+        self._flats = [
+            local(tensor).as_strided((spec.numel,), (1,)) for tensor, spec in zip(tensors, layout.specs, strict=True)
+        ]
         self._segments = [list(self._cut(start, stop)) for start, stop in layout.chunks]
 
     def _cut(self, start: int, stop: int) -> Iterator[tuple[Tensor, int, int]]:
@@ -116,7 +123,8 @@ class Live:
                 yield flat[first - lo : last - lo], first - start, last - start
 
     def segments(self, start: int) -> list[tuple[Tensor, int, int]]:
-        """The views that make up the chunk at `start`: (live view, first, last), positions counted from the chunk's start."""
+        """The views that make up the chunk at `start`: (live view, first, last), positions counted from the chunk's
+        start."""
         return self._segments[start // CHUNK]
 
     def read(self, start: int, out: Tensor) -> None:
@@ -150,12 +158,25 @@ def local(tensor: Tensor) -> Tensor:
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
+def beside(shard: Tensor, live: Tensor) -> Tensor:
+    """`shard` as a tensor placed like `live`: over an island's lanes where `live` is sharded, else as it is."""
+    if not isinstance(live, DTensor):
+        return shard
+    return DTensor.from_local(shard, live.device_mesh, live.placements, shape=live.shape, stride=live.stride())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, gathered from all lanes where it is sharded (a collective of the island)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def spec_of(name: str, tensor: Tensor) -> Spec:
     """The `Spec` of one live tensor."""
     shard = local(tensor)
     if not shard.is_contiguous() and not torch.ops.aten.is_non_overlapping_and_dense(shard):
         raise ModelError(
-            f"parameter {name!r} has gaps in memory (shape {tuple(shard.shape)}, stride {shard.stride()}), so it cannot be synced in place; "
+            f"parameter {name!r} has gaps in memory (shape {tuple(shard.shape)}, stride {shard.stride()}), so it "
+            "cannot be synced in place; "
             "make it contiguous before handing the model over"
         )
     sharded = isinstance(tensor, DTensor)
@@ -175,9 +196,12 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that are not trained, and the buffers that are not averaged: they belong to the model, not to a fragment."""
+    """The parameters that are not trained, and the buffers that are not averaged: they belong to the model, not to a
+    fragment."""
     kept = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    return kept | {name: buffer for name, buffer in _persistent_buffers(model).items() if not buffer.is_floating_point()}
+    return kept | {
+        name: buffer for name, buffer in _persistent_buffers(model).items() if not buffer.is_floating_point()
+    }
 
 
 def averaged_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -190,16 +214,20 @@ def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
-def digest(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], whole: Callable[[Tensor], Tensor] = local) -> str:
+def digest(
+    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], view: Callable[[Tensor], Tensor] = local
+) -> str:
     """sha256 over names, dtypes, shapes and bytes in name order: equal if and only if every bit is.
 
+    Args: tensors: by name. view: what of each is digested: this lane's shard, or `whole`.
+
     Example:
-        >>> digest({"w": torch.zeros(2)}) == digest({"w": torch.zeros(2)}), digest({"w": torch.zeros(2)}) == digest({"w": -torch.zeros(2)})
-        (True, False)
+        >>> digest({"w": torch.zeros(2)}) == digest({"w": torch.zeros(2)}), digest({"w": torch.zeros(2)}) ==
+        digest({"w": -torch.zeros(2)}) (True, False)
     """
     sha = sha256()
     for name, tensor in sorted(dict(tensors).items()):
-        value = whole(tensor).detach().cpu().contiguous()
+        value = view(tensor).detach().cpu().contiguous()
         sha.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        sha.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+        sha.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

@@ -1,12 +1,13 @@
-"""What passes between a worker's flow and its group of peers: two effects, their answers, and the protocols of both sides.
+"""What passes between a worker's flow and its group of peers: two effects, their answers, and the protocols of both
+sides.
 
     flow   yields  Post(key, to, source, codec, fold, weight, ...)   -> Key (the ticket), answered at once
            yields  Take(ticket, sink)                                -> Landed | Lost, waits
     group  answers; encoding, moving, decoding and summing happen in it, chunk by chunk
 
-A `Post` carries a source and its codec, not bytes. The source of an overlapped exchange is a `Snapshot`, given away: the group writes
-the result over it. The source of a blocking exchange reads live tensors, which stand still meanwhile; its result is handed chunk by
-chunk to the `Take`'s sink, so that neither delta nor mean is ever held whole (ADR 1).
+A `Post` carries a source and its codec, not bytes. The source of an overlapped exchange is a `Snapshot`, given away:
+the group writes the result over it. The source of a blocking exchange reads live tensors, which stand still meanwhile;
+its result is handed chunk by chunk to the `Take`'s sink, so that neither delta nor mean is ever held whole (ADR 1).
 """
 
 import math
@@ -30,7 +31,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Membership:
-    """Who takes part: the numbered epoch, the worker numbers in ascending order, and which one (and which of its lanes) this is."""
+    """Who takes part: the numbered epoch, the worker numbers in ascending order, and which one (and which of its
+    lanes) this is."""
 
     workers: tuple[int, ...]
     me: int
@@ -40,7 +42,8 @@ class Membership:
 
 
 class Codec(Protocol):
-    """How values are written on the wire. `block`: elements that must stay together; a wire can be cut at block boundaries."""
+    """How values are written on the wire. `block`: elements that must stay together; a wire can be cut at block
+    boundaries."""
 
     @property
     def block(self) -> int: ...
@@ -50,7 +53,8 @@ class Codec(Protocol):
         ...
 
     def encode(self, values: Tensor, STATE: State) -> Tensor:
-        """The wire of a run of elements: 1-D uint8, `nbytes(len(values), values.dtype)` long; may share memory with `values`."""
+        """The wire of a run of elements: 1-D uint8, `nbytes(len(values), values.dtype)` long; may share memory with
+        `values`."""
         ...
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
@@ -64,14 +68,17 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Keep:
-    """Every wire comes to every member as it was sent; each decodes and sums in worker order. (M-1) w bytes sent per worker."""
+    """Every wire comes to every member as it was sent; each decodes and sums in worker order. (M-1) w bytes sent per
+    worker."""
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """Each member owns 1/M of the elements, sums what it receives in worker order, divides once, and returns the mean in `result`.
+    """Each member owns 1/M of the elements, sums what it receives in worker order, divides once, and returns the mean
+    in `result`.
 
-    About (M-1)/M (w + r) bytes sent per worker, for wires of w bytes and results of r. Everybody, the owner too, uses the decoded result.
+    About (M-1)/M (w + r) bytes sent per worker, for wires of w bytes and results of r. Everybody, the owner too, uses
+    the decoded result.
     """
 
     result: Codec
@@ -79,7 +86,8 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Sum:
-    """The backend's own all-reduce over uncoded values, for clusters: no promise of identical bits, the codec must be `exact`."""
+    """The backend's own all-reduce over uncoded values, for clusters: no promise of identical bits, the codec must be
+    `exact`."""
 
 
 Fold = Keep | Reduce | Sum
@@ -118,8 +126,9 @@ class Snapshot:
 class Post:
     """Send `source` to the members `to` (this one included), to be combined by `fold` with `weight`.
 
-    `quorum`: the part of the members' contributions that must exceed it, or the round does not count. `signals`: a few floats whose mean
-    over the members is agreed along the way. A post is idempotent: a key that was answered before is answered the same again.
+    `quorum`: the part of the members' contributions that must exceed it, or the round does not count. `signals`: a few
+    floats whose mean over the members is agreed along the way. A post is idempotent: a key that was answered before is
+    answered the same again.
     """
 
     key: Key
@@ -135,7 +144,8 @@ class Post:
 
 @dataclass(frozen=True)
 class Take:
-    """Wait for the exchange `ticket`. `sink(landed, start, mean)` gets every chunk of a blocking exchange, and may overwrite `mean`."""
+    """Wait for the exchange `ticket`. `sink(landed, start, mean)` gets every chunk of a blocking exchange, and may
+    overwrite `mean`."""
 
     ticket: Key
     sink: "Callable[[Landed, int, Tensor], None] | None" = None
@@ -148,8 +158,9 @@ class Landed:
     Args:
         peers: the workers whose contributions are in the mean, ascending; share: their part of those asked.
         signals: the agreed means. norms: L2 norm of each accepted contribution, in the order of `peers`.
-        mean_norm: L2 norm of their mean (nan until the last chunk has come). refused: a sentence for each that was refused. sent: bytes this worker handed to the link.
-        age: inner steps from launch to landing. update: how many landings this fragment has had under its rule, this one included.
+        mean_norm: L2 norm of their mean (nan until the last chunk has come). refused: a sentence for each that was
+        refused. sent: bytes this worker handed to the link. age: inner steps from launch to landing. update: how many
+        landings this fragment has had under its rule, this one included.
     """
 
     key: Key
@@ -167,16 +178,22 @@ class Landed:
     def cosine(self) -> float:
         """Mean cosine between two workers' contributions, each pair weighted by the product of its norms.
 
-        `sum_{i != j} d_i . d_j / sum_{i != j} |d_i| |d_j|`, from norms alone: the numerator is `M^2 |mean|^2 - sum |d_i|^2`. nan for one.
+        `sum_{i != j} d_i . d_j / sum_{i != j} |d_i| |d_j|`, from norms alone: the numerator is `M^2 |mean|^2 - sum
+        |d_i|^2`. nan for one.
         """
         squares = sum(norm**2 for norm in self.norms)
         pairs = sum(self.norms) ** 2 - squares
-        return ((len(self.norms) * self.mean_norm) ** 2 - squares) / pairs if len(self.norms) > 1 and pairs > 0 else math.nan
+        return (
+            ((len(self.norms) * self.mean_norm) ** 2 - squares) / pairs
+            if len(self.norms) > 1 and pairs > 0
+            else math.nan
+        )
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A round that does not count: live, anchor and outer state stay as they are, and the next delta holds what was learned meanwhile."""
+    """A round that does not count: live, anchor and outer state stay as they are, and the next delta holds what was
+    learned meanwhile."""
 
     key: Key
     why: str
@@ -194,7 +211,8 @@ Event = Launched | Landed | Lost
 
 
 class PeerGroup(Protocol):
-    """One worker's way to the others. All groups pass one conformance suite (`atoll.testing.conformance.check_peer_group`)."""
+    """One worker's way to the others. All groups pass one conformance suite
+    (`atoll.testing.conformance.check_peer_group`)."""
 
     @property
     def membership(self) -> Membership: ...
@@ -217,14 +235,16 @@ class PeerGroup(Protocol):
 
 
 def pieces(start: int, stop: int, members: int, block: int) -> Iterator[tuple[int, int]]:
-    """The [first, last) range of a chunk that each member owns under `Reduce`, in member order, cut at block boundaries."""
+    """The [first, last) range of a chunk that each member owns under `Reduce`, in member order, cut at block
+    boundaries."""
     size = math.ceil(math.ceil((stop - start) / members) / block) * block
     for index in range(members):
         yield min(start + index * size, stop), min(start + (index + 1) * size, stop)
 
 
 def bytes_sent(fold: Fold, codec: Codec, layout: Layout, members: int, index: int) -> int:
-    """Bytes that member number `index` of `members` hands to the link in one exchange of a fragment, headers not counted."""
+    """Bytes that member number `index` of `members` hands to the link in one exchange of a fragment, headers not
+    counted."""
     item, total = layout.dtype.itemsize, 0
     for start, stop in layout.chunks:
         wire = codec.nbytes(stop - start, item)

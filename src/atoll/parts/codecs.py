@@ -1,4 +1,5 @@
-"""Codecs: how values are written on the wire. Wire bytes are real: `len(encode(values)) == nbytes(len(values), itemsize)`."""
+"""Codecs: how values are written on the wire. Wire bytes are real: `len(encode(values)) == nbytes(len(values),
+itemsize)`."""
 
 from dataclasses import dataclass
 
@@ -42,8 +43,8 @@ class exact:
 class cast:
     """Values rounded to `dtype` (fp16 or bf16), to nearest even.
 
-    Relative error at most 2^-11 (fp16) or 2^-8 (bf16) in the normal range; fp16 adds an absolute 2^-25 below 2^-14 and turns magnitudes
-    above 65504 into infinities, which the group then refuses. OpenDiLoCo (section 2.1) sends fp16.
+    Relative error at most 2^-11 (fp16) or 2^-8 (bf16) in the normal range; fp16 adds an absolute 2^-25 below 2^-14 and
+    turns magnitudes above 65504 into infinities, which the group then refuses. OpenDiLoCo (section 2.1) sends fp16.
 
     Example:
         >>> cast(torch.float16).nbytes(10, itemsize=4)
@@ -55,7 +56,9 @@ class cast:
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float16, torch.bfloat16):
-            raise CompositionError(f"cast({self.dtype}) is not a wire format; write cast(torch.float16), cast(torch.bfloat16) or exact()")
+            raise CompositionError(
+                f"cast({self.dtype}) is not a wire format; write cast(torch.float16), cast(torch.bfloat16) or exact()"
+            )
 
     def init(self, layout: Layout) -> State:
         """No state."""

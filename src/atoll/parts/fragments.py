@@ -1,7 +1,8 @@
-"""Partitions: which parameters are synced together. One per strategy; it must place every trainable parameter exactly once.
+"""Partitions: which parameters are synced together. One per strategy; it must place every trainable parameter exactly
+once.
 
-A partition is a pure function of the specs, in model order. Transformer blocks are found by the first number in a parameter's dotted
-name (`model.layers.3.mlp.up_proj.weight` belongs to block 3).
+A partition is a pure function of the specs, in model order. Transformer blocks are found by the first number in a
+parameter's dotted name (`model.layers.3.mlp.up_proj.weight` belongs to block 3).
 """
 
 import re
@@ -9,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Protocol
 
 from atoll.errors import CompositionError
@@ -40,7 +42,8 @@ def _blocks(specs: Sequence[Spec], count: int) -> tuple[list[list[str]], list[st
         (blocks[int(number[1])] if number else rest).append(spec.name)
     if not 1 <= count <= len(blocks):
         raise CompositionError(
-            f"{count} fragments of whole blocks were asked for, but the model has {len(blocks)} numbered blocks; ask for 1 to {len(blocks)}, "
+            f"{count} fragments of whole blocks were asked for, but the model has {len(blocks)} numbered blocks; ask "
+            f"for 1 to {len(blocks)}, "
             "or name the fragments with by_name(...)"
         )
     return [blocks[number] for number in sorted(blocks)], rest
@@ -53,7 +56,8 @@ def _joined(groups: list[list[list[str]]], rest: list[str]) -> Fragments:
 
 @dataclass(frozen=True)
 class strided:
-    """Block l belongs to fragment l mod `count`; what lies outside the blocks (embeddings, head, last norm) is one fragment more.
+    """Block l belongs to fragment l mod `count`; what lies outside the blocks (embeddings, head, last norm) is one
+    fragment more.
 
     The default of Streaming DiLoCo (section 3.2): neighbouring blocks are fresh at different times.
     """
@@ -74,7 +78,7 @@ class sequential:
     def __call__(self, specs: Sequence[Spec]) -> Fragments:
         blocks, rest = _blocks(specs, self.count)
         ends = [index * len(blocks) // self.count for index in range(self.count + 1)]
-        return _joined([blocks[first:last] for first, last in zip(ends, ends[1:], strict=False)], rest)
+        return _joined([blocks[first:last] for first, last in pairwise(ends)], rest)
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,9 @@ class by_name:
     """One fragment for each pattern (shell style); each parameter belongs to the first pattern that matches it.
 
     Example:
-        >>> by_name("embed*", "*")([Spec("embed.weight", (2,), (1,), torch.float32), Spec("head.weight", (2,), (1,), torch.float32)])
-        (('embed.weight',), ('head.weight',))
+        >>> import torch
+        >>> by_name("embed*", "*")([Spec("embed.weight", (2,), (1,), torch.float32), Spec("head.weight", (2,), (1,),
+        torch.float32)]) (('embed.weight',), ('head.weight',))
     """
 
     patterns: tuple[str, ...]
@@ -116,9 +121,15 @@ def checked(partition: Partition, specs: Sequence[Spec]) -> Fragments:
     if missing or repeated:
         raise CompositionError(
             f"{partition!r} must place every trainable parameter once, but "
-            + " and ".join(f"{what} {', '.join(names[:4])}" for what, names in (("misses", missing), ("repeats", repeated)) if names)
+            + " and ".join(
+                f"{what} {', '.join(names[:4])}"
+                for what, names in (("misses", missing), ("repeats", repeated))
+                if names
+            )
             + "; add a last pattern '*' for what is left, or use whole()"
         )
     if empty:
-        raise CompositionError(f"{partition!r} leaves fragment {empty[0]} without parameters; drop its pattern or correct it")
+        raise CompositionError(
+            f"{partition!r} leaves fragment {empty[0]} without parameters; drop its pattern or correct it"
+        )
     return fragments

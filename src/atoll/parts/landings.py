@@ -12,13 +12,16 @@ class Blocking:
 
 @dataclass(frozen=True)
 class After:
-    """`steps` inner steps after launch, whenever it arrived, so that numbers do not depend on the network. If it is late, training waits."""
+    """`steps` inner steps after launch, whenever it arrived, so that numbers do not depend on the network. If it is
+    late, training waits."""
 
     steps: int
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise CompositionError(f"After({self.steps}) would land before it left; write After(n) with n >= 1, or Blocking()")
+            raise CompositionError(
+                f"After({self.steps}) would land before it left; write After(n) with n >= 1, or Blocking()"
+            )
 
 
 Landing = Blocking | After

@@ -1,6 +1,8 @@
-"""Merges: what a landing does to live. Each works on matching views: `LIVE` of the model's tensor, `step` and `anchor` of the fragment.
+"""Merges: what a landing does to live. Each works on matching views: `LIVE` of the model's tensor, `step` and `anchor`
+of the fragment.
 
-`anchor` is the new anchor and `step` what was subtracted from the old one, both in the anchor's dtype; live rounds on the way in.
+`anchor` is the new anchor and `step` what was subtracted from the old one, both in the anchor's dtype; live rounds on
+the way in.
 """
 
 from dataclasses import dataclass
@@ -44,7 +46,9 @@ class blend:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise CompositionError(f"blend was given alpha = {self.alpha}, but it weighs live against the anchor; give 0 <= alpha <= 1")
+            raise CompositionError(
+                f"blend was given alpha = {self.alpha}, but it weighs live against the anchor; give 0 <= alpha <= 1"
+            )
 
     def __call__(self, LIVE: Tensor, step: Tensor, anchor: Tensor) -> None:
         LIVE.copy_((LIVE.to(anchor.dtype) * self.alpha).add_(anchor * (1 - self.alpha)))

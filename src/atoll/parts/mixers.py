@@ -1,6 +1,7 @@
 """Mixers: with whom a message meets, with what weight, and how what comes back is combined.
 
-`exchange` is a pure function of membership, round and work done, so all peers derive the same meeting without a message.
+`exchange` is a pure function of membership, round and work done, so all peers derive the same meeting without a
+message.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from atoll.wire import Codec, Fold, Keep, Membership, Reduce, bytes_sent
 
 
 class Work(NamedTuple):
-    """What a worker did since the fragment last left: inner steps and tokens."""
+    """What a worker did since the fragment last left: inner steps and tokens; and its part of all the data, on average
+    1."""
 
     steps: int
     tokens: int
+    share: float = 1.0
 
 
 class Exchange(NamedTuple):
@@ -37,8 +40,8 @@ class Mixer(Protocol):
 class all_mean:
     """The mean over all members: (1/M) sum_m x_m, one ordered sum and one division.
 
-    Without `fold`, the way with fewer bytes: `Keep()` while M < 1 + r/w, else `Reduce(exact())`, for wires of w bytes and exact results of
-    r. Both give the same bits.
+    Without `fold`, the way with fewer bytes: `Keep()` while M < 1 + r/w, else `Reduce(exact())`, for wires of w bytes
+    and exact results of r. Both give the same bits.
     """
 
     fold: Fold | None = None
@@ -61,7 +64,8 @@ class alone:
 class weighted:
     """Contributions of `mixer` weighted by `by(work)`: sum_m w_m x_m / sum_m w_m.
 
-    DiLoCo weighs deltas by the examples in each shard when data differ (section 1.3); `by_tokens` does it by tokens trained.
+    DiLoCo weighs deltas by the examples in each shard when data differ (section 1.3): `by_share`. `by_tokens` weighs
+    by tokens trained.
     """
 
     by: Callable[[Work], float]
@@ -80,8 +84,18 @@ class by_tokens:
         return work.tokens
 
 
+@dataclass(frozen=True)
+class by_share:
+    """Weight = the worker's part of all the data (1 on average)."""
+
+    def __call__(self, work: Work) -> float:
+        return work.share
+
+
 def cheaper(codec: Codec, layout: Layout, members: int) -> Fold:
     """`Keep()` or `Reduce(exact())`, whichever sends fewer bytes; `Reduce` on a tie, because it also receives fewer."""
     reduce = Reduce(exact())
     keep = Keep()
-    return keep if bytes_sent(keep, codec, layout, members, 0) < bytes_sent(reduce, codec, layout, members, 0) else reduce
+    return (
+        keep if bytes_sent(keep, codec, layout, members, 0) < bytes_sent(reduce, codec, layout, members, 0) else reduce
+    )

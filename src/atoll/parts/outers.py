@@ -1,8 +1,8 @@
 """Outer optimizers: turn an outer gradient into a step that is subtracted from the anchor.
 
-`update(GRADIENT, STATE, anchor, landed)` works on one chunk: flat tensors of one dtype. `GRADIENT` is given away and returned as the
-step. Multiplication and addition are separate operations on purpose: a fused multiply-add rounds once in vectorised code and may round
-twice in its tail, and then bits would depend on where a chunk ends.
+`update(GRADIENT, STATE, anchor, landed)` works on one chunk: flat tensors of one dtype. `GRADIENT` is given away and
+returned as the step. Multiplication and addition are separate operations on purpose: a fused multiply-add rounds once
+in vectorised code and may round twice in its tail, and then bits would depend on where a chunk ends.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,9 @@ class Outer(Protocol):
 
 def _rate(lr: float) -> None:
     if not lr > 0:
-        raise CompositionError(f"the outer learning rate was {lr}, but the anchor must move against its gradient; give lr > 0")
+        raise CompositionError(
+            f"the outer learning rate was {lr}, but the anchor must move against its gradient; give lr > 0"
+        )
 
 
 def _momentum(name: str, value: float) -> None:
@@ -84,7 +86,8 @@ class nesterov:
 class adam:
     """Adam with bias correction (FedOpt): step = lr m^ / (sqrt(v^) + eps).
 
-    DiLoCo's sweep (section 1.2) found it poor and unstable until eps = 0.1. The bias correction counts this fragment's landings.
+    DiLoCo's sweep (section 1.2) found it poor and unstable until eps = 0.1. The bias correction counts this fragment's
+    landings.
     """
 
     lr: float

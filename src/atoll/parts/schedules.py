@@ -1,7 +1,7 @@
 """Schedules: at which inner steps a fragment's round closes.
 
-A schedule is pure: `next(step, fragment, signals)` is the first due step after `step`, so all workers agree on it without a message.
-`signals` are the agreed means that the group keeps; these schedules do without.
+A schedule is pure: `next(step, fragment, signals)` is the first due step after `step`, so all workers agree on it
+without a message. `signals` are the agreed means that the group keeps; these schedules do without.
 """
 
 from collections.abc import Mapping
@@ -48,10 +48,11 @@ class every:
 
 @dataclass(frozen=True)
 class staggered:
-    """Fragment p of P after every `period` steps from offset t_p = floor(p H / P): (t - t_p) mod H = 0 and t >= H + t_p.
+    """Fragment p of P after every `period` steps from offset t_p = floor(p H / P): (t - t_p) mod H = 0 and t >= H +
+    t_p.
 
-    The first exchange of a fragment waits until at least H steps are done (Streaming DiLoCo, section 3.1, by its example). Two papers
-    disagree with themselves on the sign of t_p; we use t - t_p, as in the algorithm.
+    The first exchange of a fragment waits until at least H steps are done (Streaming DiLoCo, section 3.1, by its
+    example). Two papers disagree with themselves on the sign of t_p; we use t - t_p, as in the algorithm.
 
     Args: period: H, in inner steps; fragments: P, at most H.
     """
@@ -64,7 +65,8 @@ class staggered:
         _positive("fragments", self.fragments)
         if self.fragments > self.period:
             raise CompositionError(
-                f"{self.fragments} fragments were to take turns within a period of {self.period} inner steps, so several would leave at once; "
+                f"{self.fragments} fragments were to take turns within a period of {self.period} inner steps, so "
+                "several would leave at once; "
                 f"use every({self.period}), at most {self.period} fragments, or a longer period"
             )
 

@@ -1,9 +1,10 @@
-"""All workers in one process: in turns (one thread advances every flow) or in threads. The reference for every other group.
+"""All workers in one process: in turns (one thread advances every flow) or in threads. The reference for every other
+group.
 
-Messages are encoded, cut and decoded as on a network, and their bytes counted as if sent; only the copying between hosts is missing.
-An exchange of snapshots is combined when the last worker has posted. One that reads live tensors is combined when the last worker has come
-to take it: then all of them stand still, and one loop over the chunks forms the mean and hands it to every worker's sink, so that nothing
-larger than a chunk is ever held.
+Messages are encoded, cut and decoded as on a network, and their bytes counted as if sent; only the copying between
+hosts is missing. An exchange of snapshots is combined when the last worker has posted. One that reads live tensors is
+combined when the last worker has come to take it: then all of them stand still, and one loop over the chunks forms the
+mean and hands it to every worker's sink, so that nothing larger than a chunk is ever held.
 """
 
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,9 @@ class Hub:
             self._to[me, post.key] = post.to
             exchange = self._exchanges.setdefault((post.key, post.to), _Exchange())
             exchange.posts.setdefault(me, post)
-            if len(exchange.posts) == len(post.to) and all(isinstance(each.source, Snapshot) for each in exchange.posts.values()):
+            if len(exchange.posts) == len(post.to) and all(
+                isinstance(each.source, Snapshot) for each in exchange.posts.values()
+            ):
                 self._combine(exchange, post.to)
         return post.key
 
@@ -74,7 +77,9 @@ class Hub:
                 self._combine(exchange, to)
             while not exchange.answers:
                 if self._aborted:
-                    raise GroupError(f"the group was aborted while worker {me} waited for {take.ticket}: another worker failed")
+                    raise GroupError(
+                        f"the group was aborted while worker {me} waited for {take.ticket}: another worker failed"
+                    )
                 if not wait:
                     return None
                 self._changed.wait()
@@ -93,7 +98,9 @@ class Hub:
     def _combine(self, exchange: _Exchange, to: tuple[int, ...]) -> None:
         posts = [exchange.posts[worker] for worker in to]
         if not layouts_match(posts):
-            raise GroupError(f"workers {to} posted {posts[0].key} with different numbers of elements; they must train the same model")
+            raise GroupError(
+                f"workers {to} posted {posts[0].key} with different numbers of elements; they must train the same model"
+            )
         verdict = admit(posts[0].key, to, [header_of(post) for post in posts], posts[0].quorum)
         if isinstance(verdict, Landed):
             verdict = replace(verdict, mean_norm=self._spread(exchange, to, verdict))
@@ -105,7 +112,7 @@ class Hub:
     def _spread(self, exchange: _Exchange, to: tuple[int, ...], landed: Landed) -> float:
         """Form the mean chunk by chunk and hand it to every member. Returns its L2 norm."""
         accepted = [exchange.posts[worker] for worker in landed.peers]
-        layout, fold = accepted[0].source.layout, accepted[0].fold
+        layout = accepted[0].source.layout
         pool = torch.empty(3, min(CHUNK, layout.numel), dtype=layout.dtype)
         squares = 0.0
         for start, stop in layout.chunks:

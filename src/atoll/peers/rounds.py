@@ -18,7 +18,8 @@ ENOUGH = 4
 
 @dataclass(frozen=True)
 class Header:
-    """What goes ahead of a contribution: its weight, its L2 norm (nan or inf if any value is not finite), and the worker's signals."""
+    """What goes ahead of a contribution: its weight, its L2 norm (nan or inf if any value is not finite), and the
+    worker's signals."""
 
     weight: float
     norm: float
@@ -29,14 +30,18 @@ def header_of(post: Post) -> Header:
     """Measure a contribution: one pass over its source, chunk by chunk."""
     layout = post.source.layout
     scratch = torch.empty(min(CHUNK, layout.numel), dtype=layout.dtype)
-    norms = [torch.linalg.vector_norm(post.source.read(start, scratch[: stop - start])).item() for start, stop in layout.chunks]
+    norms = [
+        torch.linalg.vector_norm(post.source.read(start, scratch[: stop - start])).item()
+        for start, stop in layout.chunks
+    ]
     return Header(post.weight, math.sqrt(sum(norm * norm for norm in norms)), post.signals)
 
 
 def admit(key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: float) -> Landed | Lost:
     """Which contributions count, decided alike by everyone from the same headers, before any value is used.
 
-    Each is taken or refused whole: refused if it is not finite, or, among four or more, if its norm is ten times the median.
+    Each is taken or refused whole: refused if it is not finite, or, among four or more, if its norm is ten times the
+    median.
     Returns: `Landed` without its mean yet, or `Lost` if the contributions that count do not exceed `quorum`.
     """
     finite = [header.norm for header in headers if math.isfinite(header.norm) and math.isfinite(header.weight)]
@@ -47,7 +52,10 @@ def admit(key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: f
         if not (math.isfinite(header.norm) and math.isfinite(header.weight)):
             reasons.append(f"worker {worker} sent values that are not finite")
         elif header.norm > limit > 0:
-            reasons.append(f"worker {worker} sent a norm of {header.norm:.3g}, over {ABSURD:g} times the median {limit / ABSURD:.3g}")
+            reasons.append(
+                f"worker {worker} sent a norm of {header.norm:.3g}, over {ABSURD:g} times the median "
+                f"{limit / ABSURD:.3g}"
+            )
         else:
             accepted.append(worker)
     by_worker = dict(zip(workers, headers, strict=True))
@@ -56,8 +64,18 @@ def admit(key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: f
         why = f"{len(accepted)} of {len(workers)} contributions count, the quorum is more than {quorum:g} of them"
         return Lost(key, "; ".join([why, *reasons]))
     names = sorted({name for worker in accepted for name in by_worker[worker].signals})
-    signals = {name: _mean([by_worker[worker].signals[name] for worker in accepted if name in by_worker[worker].signals]) for name in names}
-    return Landed(key, tuple(accepted), share, signals, tuple(by_worker[worker].norm for worker in accepted), refused=tuple(reasons))
+    signals = {
+        name: _mean([by_worker[worker].signals[name] for worker in accepted if name in by_worker[worker].signals])
+        for name in names
+    }
+    return Landed(
+        key,
+        tuple(accepted),
+        share,
+        signals,
+        tuple(by_worker[worker].norm for worker in accepted),
+        refused=tuple(reasons),
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -79,7 +97,8 @@ def accumulate(total: Tensor | None, codec: Codec, wire: Tensor, weight: float, 
 
 
 def finish(total: Tensor, weights: Sequence[float], fold: Keep | Reduce | Sum) -> Tensor:
-    """One division; and with a `Reduce` to a narrow result, the rounding that everyone, the owner too, sees. May return new memory."""
+    """One division; and with a `Reduce` to a narrow result, the rounding that everyone, the owner too, sees. May
+    return new memory."""
     total.div_(sum(weights))
     return fold.result.encode(total, {}) if isinstance(fold, Reduce) else total
 
@@ -90,7 +109,8 @@ def check_alike(fingerprints: Mapping[int, str], me: int) -> str | None:
     if not different:
         return None
     return (
-        f"worker {me} trains {fingerprints[me]} but worker {different[0]} trains {fingerprints[different[0]]}: strategy, model shape or starting "
+        f"worker {me} trains {fingerprints[me]} but worker {different[0]} trains {fingerprints[different[0]]}: "
+        "strategy, model shape or starting "
         "weights differ; build every worker's model from the same seed or file, with the same method"
     )
 

@@ -51,5 +51,8 @@ def take_turns(flows: Sequence[Flow], groups: Sequence[PeerGroup]) -> list[list[
                     waiting[index] = effect
         if not moved:
             stuck = [str(take.ticket) for take in waiting if take]
-            raise GroupError(f"workers wait for {', '.join(stuck)}, which no other worker will join; all must run the same strategy and step")
+            raise GroupError(
+                f"workers wait for {', '.join(stuck)}, which no other worker will join; all must run the same "
+                "strategy and step"
+            )
     return [done or [] for done in events]

@@ -1,23 +1,25 @@
 """The flow: everything a worker does at a step boundary, as generators that perform no I/O.
 
-A flow yields `Post` (answered at once with its ticket) and `Take` (answered with `Landed` or `Lost`); `atoll.sync.drive` performs them on
-a group. A delta is measured before the outer step, an anchor after it, which fixes the order of a boundary:
+A flow yields `Post` (answered at once with its ticket) and `Take` (answered with `Landed` or `Lost`);
+`atoll.sync.drive` performs them on a group. A delta is measured before the outer step, an anchor after it, which fixes
+the order of a boundary:
 
     phase  what happens                                        which rules
     0      gradients are averaged (`before`, before clipping)  due, carrying GRADIENT
     1      what closes a round leaves                          due, carrying DELTA or LIVE
     2      what is due comes back: outer, merge                in flight and due, oldest first
 
-Both generators below are the whole protocol; a landing is applied chunk by chunk by `_apply`, and between the first and the last write of
-a fragment no effect is yielded. State moves in three places only: `_launch` (round counts, queue), `_land` (queue, updates, signals) and
-`_apply` (anchor, outer state, live). A round that is lost moves nothing but its round count: the next delta is measured from the old
-start and holds what was learned meanwhile.
+Both generators below are the whole protocol; a landing is applied chunk by chunk by `_apply`, and between the first
+and the last write of a fragment no effect is yielded. State moves in three places only: `_launch` (round counts,
+queue), `_land` (queue, updates, signals) and `_apply` (anchor, outer state, live). A round that is lost moves nothing
+but its round count: the next delta is measured from the old start and holds what was learned meanwhile.
 """
 
 from collections.abc import Generator
 from dataclasses import replace
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from atoll.parts.landings import After
@@ -34,7 +36,8 @@ Flow = Generator[Post | Take, Key | Landed | Lost, list[Event]]
 def before(state: SyncState) -> Flow:
     """Phase 0, between backward and clipping: average the gradients that are due at the step being made.
 
-    A trained parameter without a gradient counts as one with a gradient of zero, so that all workers send the same elements.
+    A trained parameter without a gradient counts as one with a gradient of zero, so that all workers send the same
+    elements.
     """
     events: list[Event] = []
     posted: list[tuple[InFlight, Live]] = []
@@ -91,18 +94,28 @@ def _source(track: Track) -> Source:
     return LiveSource(fragment.live)
 
 
-def _launch(state: SyncState, track: Track, source: Source, events: list[Event]) -> Generator[Post | Take, Key | Landed | Lost, InFlight]:
+def _launch(
+    state: SyncState, track: Track, source: Source, events: list[Event]
+) -> Generator[Post | Take, Key | Landed | Lost, InFlight]:
     rule, fragment = track.rule, track.fragment
     kept = snapshot(source, fragment.live, fragment.anchor) if isinstance(rule.landing, After) else None
     if kept and rule.carry is Carry.LIVE and fragment.anchor:
         # live is measured from the point it was sent at, so that carry_on moves it by (mean - sent)
         for start, stop in fragment.layout.chunks:
             fragment.anchor.flat[start:stop].copy_(kept.read(start, fragment.anchor.flat[start:stop]))
-    work = Work(state.work.steps - track.launched.steps, state.work.tokens - track.launched.tokens)
+    work = Work(state.work.steps - track.launched.steps, state.work.tokens - track.launched.tokens, state.work.share)
     exchange = rule.mixer.exchange(state.membership, track.round, work, rule.codec, fragment.layout)
     key = Key(track.rule_index, fragment.index, track.round, state.membership.lane)
     yield Post(
-        key, exchange.to, kept or source, rule.codec, track.codec, exchange.fold, exchange.weight, rule.quorum, dict(state.own_signals)
+        key,
+        exchange.to,
+        kept or source,
+        rule.codec,
+        track.codec,
+        exchange.fold,
+        exchange.weight,
+        rule.quorum,
+        dict(state.own_signals),
     )
     track.round += 1
     track.launched = state.work
@@ -112,7 +125,9 @@ def _launch(state: SyncState, track: Track, source: Source, events: list[Event])
     return entry
 
 
-def _land(state: SyncState, entry: InFlight, live: Live, events: list[Event]) -> Generator[Post | Take, Key | Landed | Lost, None]:
+def _land(
+    state: SyncState, entry: InFlight, live: Live, events: list[Event]
+) -> Generator[Post | Take, Key | Landed | Lost, None]:
     track = entry.track
 
     def aged(landed: Landed) -> Landed:
@@ -130,11 +145,16 @@ def _land(state: SyncState, entry: InFlight, live: Live, events: list[Event]) ->
         outcome = aged(outcome)
         track.updates += 1
         state.signals.update(outcome.signals)
+    elif track.rule.carry is Carry.GRADIENT:
+        # own gradients would let the replicas drift apart for good: all skip the step's gradient alike
+        for start, stop in track.fragment.layout.chunks:
+            live.write(start, torch.zeros(stop - start, dtype=track.fragment.layout.dtype))
     events.append(outcome)
 
 
 def _apply(track: Track, live: Live, landed: Landed, start: int, mean: Tensor) -> None:
-    """One chunk of a landing: the mean becomes a step, the step moves the anchor, and the merge moves live. `mean` is overwritten."""
+    """One chunk of a landing: the mean becomes a step, the step moves the anchor, and the merge moves live. `mean` is
+    overwritten."""
     rule, fragment, stop = track.rule, track.fragment, start + len(mean)
     if rule.carry is Carry.GRADIENT:
         live.write(start, mean)
@@ -146,6 +166,10 @@ def _apply(track: Track, live: Live, landed: Landed, start: int, mean: Tensor) -
     else:
         step = mean.neg_().add_(anchor)
     anchor.sub_(step)
-    near = (lambda tensor: tensor) if live.device == anchor.device else (lambda tensor: tensor.to(live.device, non_blocking=True))
+    near = (
+        (lambda tensor: tensor)
+        if live.device == anchor.device
+        else (lambda tensor: tensor.to(live.device, non_blocking=True))
+    )
     for view, first, last in live.segments(start):
         rule.merge(view, near(step[first:last]), near(anchor[first:last]))

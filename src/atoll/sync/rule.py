@@ -1,4 +1,5 @@
-"""Rule and Strategy: what is synced, when, with whom, and what becomes of the result. Values: frozen, comparable, rebuilt by their repr."""
+"""Rule and Strategy: what is synced, when, with whom, and what becomes of the result. Values: frozen, comparable,
+rebuilt by their repr."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -34,10 +35,10 @@ class Rule:
     """One choice of each part. `Rule(every(500), outer=nesterov(0.7, 0.9))` is DiLoCo.
 
     Args:
-        schedule: when rounds close. outer: how the anchor moves (DELTA only). carry: what is sent. codec: how it is written.
-        mixer: with whom, and how it is combined. landing: when the result is used. merge: what it does to live.
-        quorum: the part of the contributions asked for that must be exceeded for a round to count.
-        only: the fragments served, by number; all when None.
+        schedule: when rounds close. outer: how the anchor moves (DELTA only). carry: what is sent. codec: how it is
+        written. mixer: with whom, and how it is combined. landing: when the result is used. merge: what it does to
+        live. quorum: the part of the contributions asked for that must be exceeded for a round to count. only: the
+        fragments served, by number; all when None.
     Raises: CompositionError where two parts cannot work together, with what to write instead.
     """
 
@@ -62,35 +63,42 @@ class Rule:
         return [
             (
                 delta and self.outer is None,
-                "a rule carrying DELTA was given no outer optimizer, so nothing would move its anchor; write outer=sgd(1.0) for plain averaging "
+                "a rule carrying DELTA was given no outer optimizer, so nothing would move its anchor; write "
+                "outer=sgd(1.0) for plain averaging "
                 "or outer=nesterov(0.7, 0.9)",
             ),
             (
                 not delta and self.outer is not None,
-                f"a rule carrying {self.carry.name} was given outer={self.outer!r}, but only deltas are outer gradients; leave outer out, or carry DELTA",
+                f"a rule carrying {self.carry.name} was given outer={self.outer!r}, but only deltas are outer "
+                "gradients; leave outer out, or carry DELTA",
             ),
             (
                 gradient and (overlapped or not isinstance(self.merge, leave)),
-                f"a rule carrying GRADIENT was given landing={self.landing!r} and merge={self.merge!r}, but gradients are averaged in place before "
+                f"a rule carrying GRADIENT was given landing={self.landing!r} and merge={self.merge!r}, but gradients "
+                "are averaged in place before "
                 "the inner step; write landing=Blocking(), merge=leave()",
             ),
             (
                 overlapped and isinstance(self.merge, adopt),
-                f"{self.landing!r} with adopt() would throw away the inner steps taken while the exchange is in flight; write merge=blend(0.5), "
+                f"{self.landing!r} with adopt() would throw away the inner steps taken while the exchange is in "
+                "flight; write merge=blend(0.5), "
                 "or blend(0.0) to throw them away on purpose",
             ),
             (
                 delta and isinstance(self.merge, carry_on),
-                "carry_on() with DELTA would count this worker's own progress twice, once in live and once in the mean; write adopt() or blend(alpha)",
+                "carry_on() with DELTA would count this worker's own progress twice, once in live and once in the "
+                "mean; write adopt() or blend(alpha)",
             ),
             (
                 overlapped and self._gap() <= getattr(self.landing, "steps", 0),
-                f"{self.landing!r} is as long as the {self._gap()} inner steps of {self.schedule!r}, so a round would land after the next has left; "
+                f"{self.landing!r} is as long as the {self._gap()} inner steps of {self.schedule!r}, so a round would "
+                "land after the next has left; "
                 "use a shorter delay or a longer period",
             ),
             (
                 not 0 <= self.quorum < 1,
-                f"quorum was {self.quorum}, but it is the part of the contributions that must be exceeded; give 0 <= quorum < 1",
+                f"quorum was {self.quorum}, but it is the part of the contributions that must be exceeded; give 0 <= "
+                "quorum < 1",
             ),
         ]
 
@@ -118,19 +126,22 @@ class Strategy:
         for rule in self.rules:
             if isinstance(rule.schedule, staggered) and rule.schedule.fragments != count:
                 raise CompositionError(
-                    f"{rule.schedule!r} takes turns among {rule.schedule.fragments} fragments, but {self.fragments!r} makes {count} of this model; "
+                    f"{rule.schedule!r} takes turns among {rule.schedule.fragments} fragments, but {self.fragments!r} "
+                    f"makes {count} of this model; "
                     f"write staggered({rule.schedule.period}, {count}) or ask for {rule.schedule.fragments} fragments"
                 )
         if self.rules and served != set(range(count)):
             wrong = sorted(served ^ set(range(count)))
             raise CompositionError(
-                f"the rules serve fragments {sorted(served)}, but {self.fragments!r} makes {count} of this model (0 to {count - 1}); "
+                f"the rules serve fragments {sorted(served)}, but {self.fragments!r} makes {count} of this model (0 "
+                f"to {count - 1}); "
                 f"correct `only` for fragment {wrong[0]}"
             )
         return fragments
 
     def buffer_rule(self) -> Rule | None:
-        """The rule that averages floating buffers (running means): exactly, at the rhythm of the first rule and with its peers."""
+        """The rule that averages floating buffers (running means): exactly, at the rhythm of the first rule and with
+        its peers."""
         if not self.rules:
             return None
         return Rule(self.rules[0].schedule, carry=Carry.LIVE, mixer=self.rules[0].mixer)

@@ -25,8 +25,8 @@ class LiveSource:
 class DeltaSource:
     """start - live, where start is the anchor as live received it: rounded to live's dtype (carry DELTA).
 
-    With bf16 parameters a round without training therefore has a delta of exactly zero, while the fp32 anchor keeps what is too small
-    for bf16.
+    With bf16 parameters a round without training therefore has a delta of exactly zero, while the fp32 anchor keeps
+    what is too small for bf16.
     """
 
     def __init__(self, anchor: Tree, live: Live) -> None:
@@ -50,8 +50,8 @@ class DeltaSource:
 def snapshot(source: Source, live: Live, anchor: Tree | None) -> Snapshot:
     """Copy a source's values so that training can go on.
 
-    On a CPU the values are formed at once. On a CUDA device live is copied asynchronously into pinned memory, and the subtraction waits
-    in the group's thread for that copy: the training thread never waits for the device.
+    On a CPU the values are formed at once. On a CUDA device live is copied asynchronously into pinned memory, and the
+    subtraction waits in the group's thread for that copy: the training thread never waits for the device.
     """
     layout = source.layout
     if live.device.type != "cuda":
@@ -67,7 +67,9 @@ def snapshot(source: Source, live: Live, anchor: Tree | None) -> Snapshot:
         live.read(start, tree.flat[start:stop])
     copied = torch.cuda.Event()
     copied.record()
-    return Snapshot(tree, ready=_once(lambda: _arrived(copied, tree, anchor if isinstance(source, DeltaSource) else None)))
+    return Snapshot(
+        tree, ready=_once(lambda: _arrived(copied, tree, anchor if isinstance(source, DeltaSource) else None))
+    )
 
 
 def _arrived(copied: torch.cuda.Event, tree: Tree, anchor: Tree | None) -> None:

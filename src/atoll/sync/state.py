@@ -6,20 +6,20 @@ from hashlib import sha256
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from atoll.errors import CheckpointError
 from atoll.parts.landings import After
 from atoll.parts.mixers import Work
 from atoll.parts.schedules import NEVER
 from atoll.sync.rule import Carry, Rule, Strategy, layout_of
-from atoll.trees import Layout, Live, State, Tree, averaged_buffers, digest, frozen, spec_of, trainable
+from atoll.trees import Layout, Live, State, Tree, averaged_buffers, beside, digest, frozen, spec_of, trainable, whole
 from atoll.wire import Key, Landed, Lost, Membership, Snapshot
 
 
 @dataclass
 class Fragment:
-    """Tensors that are synced together: their layout, the model's own tensors, and the anchor (None where gradients are carried)."""
+    """Tensors that are synced together: their layout, the model's own tensors, and the anchor (None where gradients
+    are carried)."""
 
     index: int
     layout: Layout
@@ -45,7 +45,8 @@ class Track:
 
 @dataclass
 class InFlight:
-    """An exchange between launch and landing. `outcome` is set when it has been collected ahead of its step (for a checkpoint)."""
+    """An exchange between launch and landing. `outcome` is set when it has been collected ahead of its step (for a
+    checkpoint)."""
 
     key: Key
     track: Track
@@ -77,7 +78,8 @@ class SyncState:
         fragments = self.strategy.divide(specs)
         anchored = any(rule.carry is not Carry.GRADIENT for rule in self.strategy.rules)
         self.fragments = [
-            _fragment(index, layout_of(specs, names), [tensors[name] for name in names], anchored) for index, names in enumerate(fragments)
+            _fragment(index, layout_of(specs, names), [tensors[name] for name in names], anchored)
+            for index, names in enumerate(fragments)
         ]
         rules = [(rule, self.fragments) for rule in self.strategy.rules]
         buffer_rule = self.strategy.buffer_rule()
@@ -86,7 +88,13 @@ class SyncState:
             self.fragments.append(_fragment(len(fragments), layout, list(buffers.values()), anchored=True))
             rules.append((buffer_rule, self.fragments[-1:]))
         self.tracks = [
-            Track(index, rule, fragment, rule.outer.init(fragment.layout) if rule.outer else {}, rule.codec.init(fragment.layout))
+            Track(
+                index,
+                rule,
+                fragment,
+                rule.outer.init(fragment.layout) if rule.outer else {},
+                rule.codec.init(fragment.layout),
+            )
             for index, (rule, served) in enumerate(rules)
             for fragment in served
             if rule.only is None or fragment.index in rule.only
@@ -104,7 +112,8 @@ class SyncState:
         return [track for track in self.tracks if track.rule.carry is Carry.GRADIENT]
 
     def plan(self) -> None:
-        """Set when each track is next due, and the first step at which anything is: until then `after_step` has nothing to do."""
+        """Set when each track is next due, and the first step at which anything is: until then `after_step` has
+        nothing to do."""
         for track in self.tracks:
             index = track.fragment.index if track.rule_index < len(self.strategy.rules) else 0
             track.due = track.rule.schedule.next(self.step, index, self.signals)
@@ -116,7 +125,8 @@ class SyncState:
         return self.step + (track.rule.landing.steps if isinstance(track.rule.landing, After) else 0)
 
     def shared(self) -> Iterator[tuple[str, Tensor]]:
-        """The shared model by name: anchors where the strategy has them, else live; frozen parameters and local buffers as they are.
+        """The shared model by name: anchors where the strategy has them, else live; frozen parameters and local
+        buffers as they are.
 
         On an island of several lanes, tensors are whole again as `DTensor`s over the lanes.
         """
@@ -124,19 +134,19 @@ class SyncState:
         if not self.fragments or not self.strategy.rules:
             yield from averaged_buffers(self.model).items()
         for fragment in self.fragments:
-            anchored = fragment.anchor.named() if fragment.anchor else ((spec.name, None) for spec in fragment.layout.specs)
+            anchored = (
+                fragment.anchor.named() if fragment.anchor else ((spec.name, None) for spec in fragment.layout.specs)
+            )
             for (name, anchor), live in zip(anchored, fragment.tensors, strict=True):
-                if anchor is not None and isinstance(live, DTensor):
-                    yield name, DTensor.from_local(anchor, live.device_mesh, live.placements, shape=live.shape, stride=live.stride())
-                else:
-                    yield name, live if anchor is None else anchor
+                yield name, live if anchor is None else beside(anchor, live)
 
     def digest(self) -> str:
         """sha256 of the shared model (collective over an island's lanes)."""
-        return digest(self.shared(), whole=lambda tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+        return digest(self.shared(), whole)
 
     def _fingerprint(self, specs: tuple[object, ...]) -> str:
-        """What peers must have in common: the strategy, and the model's names, shapes, dtypes and values, frozen ones included."""
+        """What peers must have in common: the strategy, and the model's names, shapes, dtypes and values, frozen ones
+        included."""
         values = dict(trainable(self.model)) | frozen(self.model) | averaged_buffers(self.model)
         return sha256(f"{self.strategy!r};{specs!r};{digest(values)}".encode()).hexdigest()[:16]
 
@@ -154,13 +164,19 @@ class SyncState:
                 yield f"queue.{'.'.join(map(str, entry.key))}", entry.snapshot.tree.flat
 
     def meta(self) -> dict[str, Any]:
-        """Everything of the state that is not a tensor, as JSON-able values. Exchanges in flight must have been collected (`settle`)."""
+        """Everything of the state that is not a tensor, as JSON-able values. Exchanges in flight must have been
+        collected (`settle`)."""
         return {
             "work": list(self.work),
             "signals": [self.signals, self.own_signals],
             "tracks": [[track.round, track.updates, list(track.launched)] for track in self.tracks],
             "queue": [
-                {"key": list(entry.key), "launched": entry.launched, "lands": entry.lands, "landed": isinstance(entry.outcome, Landed)}
+                {
+                    "key": list(entry.key),
+                    "launched": entry.launched,
+                    "lands": entry.lands,
+                    "landed": isinstance(entry.outcome, Landed),
+                }
                 | {"outcome": asdict(entry.outcome) if entry.outcome else None}
                 for entry in self.queue
             ],
@@ -175,7 +191,8 @@ class SyncState:
         self.signals, self.own_signals = (dict(signals) for signals in meta["signals"])
         if len(meta["tracks"]) != len(self.tracks):
             raise CheckpointError(
-                f"the checkpoint holds {len(meta['tracks'])} rule-fragment pairs but this run has {len(self.tracks)}; resume with its own method and model"
+                f"the checkpoint holds {len(meta['tracks'])} rule-fragment pairs but this run has {len(self.tracks)}; "
+                "resume with its own method and model"
             )
         for track, (round_, updates, launched) in zip(self.tracks, meta["tracks"], strict=True):
             track.round, track.updates, track.launched = round_, updates, Work(*launched)
@@ -184,17 +201,20 @@ class SyncState:
         for saved in meta["queue"]:
             key = Key(*saved["key"])
             track = by_place[key.rule, key.fragment]
-            record = dict(saved["outcome"]) | {"key": key}
+            record: dict[str, Any] = dict(saved["outcome"]) | {"key": key}
             if saved["landed"]:
                 record |= {name: tuple(record[name]) for name in ("peers", "norms", "refused")}
             outcome = Landed(**record) if saved["landed"] else Lost(**record)
-            self.queue.append(InFlight(key, track, saved["launched"], saved["lands"], Snapshot(Tree(track.fragment.layout)), outcome))
+            self.queue.append(
+                InFlight(key, track, saved["launched"], saved["lands"], Snapshot(Tree(track.fragment.layout)), outcome)
+            )
         for name, target in self.tensors():
             source = tensors.get(name)
             if source is None or source.shape != target.shape or source.dtype != target.dtype:
                 seen = "nothing" if source is None else f"{tuple(source.shape)} of {source.dtype}"
                 raise CheckpointError(
-                    f"the checkpoint has {seen} where this run needs {name} with {tuple(target.shape)} of {target.dtype}; resume with its own method and model"
+                    f"the checkpoint has {seen} where this run needs {name} with {tuple(target.shape)} of "
+                    f"{target.dtype}; resume with its own method and model"
                 )
             target.copy_(source)
         self.plan()

@@ -1,6 +1,6 @@
 """Synchronizer: what a training loop calls."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -17,7 +17,9 @@ from atoll.wire import Event, PeerGroup
 class Synchronizer:
     """Carries out a strategy for one worker, in the open: nothing is hooked into the model or the inner optimizer.
 
-    Args: model: any module; all workers must start from the same values. strategy: what is synced. group: the way to the other workers.
+    Args: model: any module; all workers must start from the same values. strategy: what is synced. group: the way to
+    the other workers.
+        share: this worker's part of all the data, 1 on average (for `weighted(by_share(), ...)`).
     Raises: CompositionError if strategy and model do not fit; GroupError if the peers train something else.
 
     Example:
@@ -37,8 +39,8 @@ class Synchronizer:
         ...         events = sync.after_step(tokens=1)
     """
 
-    def __init__(self, model: nn.Module, strategy: Strategy, group: PeerGroup) -> None:
-        self.state = SyncState(model, strategy, group.membership)
+    def __init__(self, model: nn.Module, strategy: Strategy, group: PeerGroup, *, share: float = 1.0) -> None:
+        self.state = SyncState(model, strategy, group.membership, Work(0, 0, share))
         self.group = group
         self._gradients = bool(self.state.gradient_tracks())
         group.agree(self.state.fingerprint)
@@ -50,7 +52,8 @@ class Synchronizer:
     def after_step(self, tokens: int = 0, signals: Mapping[str, float] | None = None) -> list[Event]:
         """After the inner step: count it, and start or collect whatever is due.
 
-        Args: tokens: trained in this step, all micro-batches together; signals: floats whose mean over the workers schedules may read.
+        Args: tokens: trained in this step, all micro-batches together; signals: floats whose mean over the workers
+        schedules may read.
         """
         flow = self.after(tokens, signals)
         return drive(flow, self.group) if flow else []
@@ -62,24 +65,28 @@ class Synchronizer:
     def after(self, tokens: int = 0, signals: Mapping[str, float] | None = None) -> Flow | None:
         """`after_step` as a flow for a driver of several workers; None when nothing is due. Counts the step."""
         state = self.state
-        steps, seen = state.work
-        state.work = Work(steps + 1, seen + tokens)
+        steps, seen, share = state.work
+        state.work = Work(steps + 1, seen + tokens, share)
         if signals:
             state.own_signals.update(signals)
         return boundary(state) if steps + 1 >= state.due else None
 
     @contextmanager
-    def shared_weights(self) -> Iterator[nn.Module]:
-        """Lend the model with the shared weights in place of live ones; live comes back when the block ends, whatever happens in it."""
-        fragments = [fragment for fragment in self.state.fragments if fragment.anchor]
-        kept = [fragment.live.copied() for fragment in fragments]
+    def shared_weights(self) -> Generator[nn.Module]:
+        """Lend the model with the shared weights in place of live ones; live comes back when the block ends, whatever
+        happens in it."""
+        lent = [
+            (fragment.live, fragment.anchor, fragment.live.copied())
+            for fragment in self.state.fragments
+            if fragment.anchor
+        ]
         try:
-            for fragment in fragments:
-                fragment.live.adopt(fragment.anchor)
+            for live, anchor, _ in lent:
+                live.adopt(anchor)
             yield self.state.model
         finally:
-            for fragment, live in zip(fragments, kept, strict=True):
-                fragment.live.adopt(live)
+            for live, _, kept in lent:
+                live.adopt(kept)
 
     def drain(self) -> list[Event]:
         """Use everything that is in flight: the run ends here."""
@@ -88,7 +95,9 @@ class Synchronizer:
     def __enter__(self) -> "Synchronizer":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.drain()
         else:

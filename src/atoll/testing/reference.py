@@ -3,14 +3,16 @@
 Every loop trains `workers` replicas of one model in a single thread and shares one contract:
 
 - `theta`: the initial parameters, a list of tensors; it is left untouched.
-- `inner_step(worker, step, params)`: moves that worker's parameters in place by one inner step. Steps are counted from 1. Each worker
-  always gets the same tensor objects, so its optimizer state can live in the closure, and must: no loop resets it.
-- result: `(shared, live)`, the shared model and each worker's live parameters as they stand after `steps` inner steps. Steps after the last
-  sync are in `live` alone; an exchange still under way at the end is not applied.
+- `inner_step(worker, step, params)`: moves that worker's parameters in place by one inner step. Steps are counted
+  from 1. Each worker always gets the same tensor objects, so its optimizer state can live in the closure, and must:
+  no loop resets it.
+- result: `(shared, live)`, the shared model and each worker's live parameters as they stand after `steps` inner steps.
+  Steps after the last sync are in `live` alone; an exchange still under way at the end is not applied.
 
-Symbols: Θ anchor, θ_m live parameters of worker m, Δ_m = Θ - θ_m delta (old minus new: a gradient for a minimiser), η outer learning rate,
-μ outer momentum. The arithmetic is fixed, so that another implementation can be compared bit for bit: deltas are added in worker order
-beginning with worker 0, one division by M ends the sum, and products and sums are separate operations, never fused.
+Symbols: Θ anchor, θ_m live parameters of worker m, Δ_m = Θ - θ_m delta (old minus new: a gradient for a minimiser),
+Δ̄ their mean, η outer learning rate, μ outer momentum. The arithmetic is fixed, so that another implementation can be
+compared bit for bit: deltas are added in worker order beginning with worker 0, one division by M ends the sum, and
+products and sums are separate operations, never fused.
 """
 
 from collections.abc import Callable
@@ -22,10 +24,10 @@ from torch import Tensor
 InnerStep = Callable[[int, int, list[Tensor]], None]
 Gradient = Callable[[int, int, list[Tensor]], list[Tensor]]
 Update = Callable[[int, list[Tensor], list[Tensor]], None]
-Outer = Callable[[Tensor, dict[str, Any]], Tensor]
-"""An outer rule: the step to subtract from one tensor of the anchor, given its outer gradient and its own state (empty at first)."""
-
 Result = tuple[list[Tensor], list[list[Tensor]]]
+
+Outer = Callable[[Tensor, dict[str, Any]], Tensor]
+"""An outer rule: from one tensor's outer gradient and state (empty at first), the step to subtract from its anchor."""
 
 
 def single(theta: list[Tensor], *, steps: int, inner_step: InnerStep) -> Result:
@@ -39,8 +41,8 @@ def single(theta: list[Tensor], *, steps: int, inner_step: InnerStep) -> Result:
 def data_parallel(theta: list[Tensor], *, workers: int, steps: int, gradient: Gradient, update: Update) -> Result:
     """Data-parallel training: the workers' gradients are averaged at every step, before clipping.
 
-    `gradient(worker, step, params)` returns that worker's gradients; `update(step, params, mean)` clips the mean and moves the parameters
-    in place. The replicas never differ, so one set of parameters stands for all of them.
+    `gradient(worker, step, params)` returns that worker's gradients; `update(step, params, mean)` clips the mean and
+    moves the parameters in place. The replicas never differ, so one set of parameters stands for all of them.
     """
     params = [tensor.clone() for tensor in theta]
     for step in range(1, steps + 1):
@@ -56,10 +58,10 @@ def data_parallel(theta: list[Tensor], *, workers: int, steps: int, gradient: Gr
 
 
 def local_sgd(theta: list[Tensor], *, workers: int, steps: int, inner_step: InnerStep, period: int) -> Result:
-    """Local SGD, FedAvg (arXiv 1602.05629): every `period` inner steps the workers adopt the average of their parameters.
+    """Local SGD, FedAvg (arXiv 1602.05629): every `period` inner steps all workers adopt their average.
 
-    The average is written Θ - mean(Θ - θ_m), which is mean(θ_m) but for rounding, so that its bits are those of DiLoCo with the outer step
-    Θ ← Θ - Δ̄.
+    The average is written Θ - mean(Θ - θ_m), which is mean(θ_m) but for rounding, so that its bits are those of DiLoCo
+    with the outer step Θ ← Θ - Δ̄.
     """
     anchor = [tensor.clone() for tensor in theta]
     live = [[tensor.clone() for tensor in theta] for _ in range(workers)]
@@ -77,10 +79,13 @@ def local_sgd(theta: list[Tensor], *, workers: int, steps: int, inner_step: Inne
     return anchor, live
 
 
-def diloco(theta: list[Tensor], *, workers: int, steps: int, inner_step: InnerStep, period: int, outer: Outer) -> Result:
-    """DiLoCo (arXiv 2311.08105, Algorithm 1): `period` inner steps alone, then one outer step on the mean of the deltas.
+def diloco(
+    theta: list[Tensor], *, workers: int, steps: int, inner_step: InnerStep, period: int, outer: Outer
+) -> Result:
+    """DiLoCo (arXiv 2311.08105, Algorithm 1): `period` inner steps apart, then one outer step on the mean delta.
 
-    The paper's `outer` is Nesterov momentum: u ← μu + Δ̄; Θ ← Θ - η(Δ̄ + μu). It steps the anchor, never a worker's own parameters.
+    The paper's `outer` is Nesterov momentum: u ← μu + Δ̄; Θ ← Θ - η(Δ̄ + μu). It moves the anchor, from which every
+    worker then starts again.
     """
     anchor = [tensor.clone() for tensor in theta]
     live = [[tensor.clone() for tensor in theta] for _ in range(workers)]
@@ -99,12 +104,14 @@ def diloco(theta: list[Tensor], *, workers: int, steps: int, inner_step: InnerSt
     return anchor, live
 
 
-def opendiloco(theta: list[Tensor], *, workers: int, steps: int, inner_step: InnerStep, period: int, outer: Outer) -> Result:
+def opendiloco(
+    theta: list[Tensor], *, workers: int, steps: int, inner_step: InnerStep, period: int, outer: Outer
+) -> Result:
     """OpenDiLoCo (arXiv 2407.07852): DiLoCo with the deltas all-reduced in fp16.
 
-    fp16 is the format on the wire, both ways: each delta is rounded as it leaves, the sum is taken in fp32 (or in the parameters' own wider
-    dtype), and the mean is rounded as it returns. Every worker, the one that adds up included, uses the rounded values. The anchor and the
-    outer state keep the parameters' dtype.
+    fp16 is the format on the wire, both ways: each delta is rounded as it leaves, the sum is taken in fp32 (or in the
+    parameters' own wider dtype), and the mean is rounded as it returns. Every worker, the one that adds up included,
+    uses the rounded values. The anchor and the outer state keep the parameters' dtype.
     """
     anchor = [tensor.clone() for tensor in theta]
     live = [[tensor.clone() for tensor in theta] for _ in range(workers)]
@@ -125,7 +132,7 @@ def opendiloco(theta: list[Tensor], *, workers: int, steps: int, inner_step: Inn
     return anchor, live
 
 
-def streaming(
+def streaming(  # noqa: PLR0913 (one argument for each symbol of the paper)
     theta: list[Tensor],
     *,
     workers: int,
@@ -137,13 +144,14 @@ def streaming(
     alpha: float,
     outer: Outer,
 ) -> Result:
-    """Streaming DiLoCo (arXiv 2501.18512) with full-precision deltas: fragments are synced in turn, each exchange hidden behind `delay` steps.
+    """Streaming DiLoCo (arXiv 2501.18512), deltas in full precision: fragments sync in turn, behind inner steps.
 
-    `fragments` lists the tensors, by index, of each fragment p. With t_p = ⌊pH/P⌋, p sends at t_p + H, t_p + 2H, ..., so never after fewer
-    than H steps, and receives τ = `delay` < H steps later; its live parameters then keep the weight α and take 1 - α of the anchor.
+    `fragments` lists the tensors of each fragment p by index. With t_p = ⌊pH/P⌋, fragment p sends at t_p + H, t_p + 2H,
+    ..., so never after fewer than H steps, and receives τ = `delay` < H steps later: the outer rule (Nesterov momentum
+    in the paper) moves the anchor, and live keeps the weight α = `alpha` against 1 - α for the anchor.
 
-    The paper prints the outer step on θ_m, which differs between workers once α > 0; here, as in its prose, it is applied to the explicit
-    Θ_p, and deltas are measured from Θ_p too. The outer rule is Nesterov momentum, with each fragment's own u_p.
+    The paper prints the outer step on θ_m, which differs between workers once α > 0; here, as in its prose, it is
+    applied to an explicit Θ_p, from which deltas are measured too.
     """
     anchor = [tensor.clone() for tensor in theta]
     live = [[tensor.clone() for tensor in theta] for _ in range(workers)]
@@ -189,7 +197,10 @@ def nesterov(lr: float, momentum: float) -> Outer:
 
 
 def adam(lr: float, beta1: float, beta2: float, eps: float) -> Outer:
-    """Outer Adam, the FedOpt row of DiLoCo's sweep: Θ ← Θ - η/(1 - β₁ⁿ) · m / (√v / √(1 - β₂ⁿ) + ε), n counting this tensor's rounds."""
+    """Outer Adam, the FedOpt row of DiLoCo's sweep, with n counting the rounds of this tensor.
+
+    m ← β₁m + (1 - β₁)Δ̄; v ← β₂v + (1 - β₂)Δ̄²; Θ ← Θ - η / (1 - β₁ⁿ) · m / (√v / √(1 - β₂ⁿ) + ε).
+    """
 
     def step(gradient: Tensor, state: dict[str, Any]) -> Tensor:
         n = state["n"] = state.get("n", 0) + 1

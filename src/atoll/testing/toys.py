@@ -1,11 +1,12 @@
-"""Small deterministic problems in float64, each trainable both as an `nn.Module` and as a plain list of tensors with the same bits.
+"""Small deterministic problems in float64, trained to the same bits as an `nn.Module` and as a plain list of tensors.
 
 A toy's `forward(x, y)` returns its loss. The two ways to train worker m on it share every operation:
 
     module:  backward(module, seed, m, step); move(parameters, optimizer)
     list:    inner_step(module, adamw, seed)(m, step, params)       the callback of `atoll.testing.reference`
 
-where `params = initial(module)` and `optimizer = adamw(module.parameters())`. Nothing here draws from torch's global generator.
+where `params = initial(module)` and `optimizer = adamw(module.parameters())`. A module moved to another dtype trains in
+that dtype. Nothing here draws from torch's global generator.
 """
 
 import copy
@@ -39,7 +40,7 @@ class Quadratic(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A smooth regression network, 3-5-5-5-1 with tanh: eight parameter tensors, 86 numbers, `first`, `middle`, `last`, `head`."""
+    """A smooth regression network, 3-5-5-5-1 with tanh: `first`, `middle`, `last`, `head`; 8 tensors, 86 numbers."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The scalar loss of one batch, x [b, 3] and y [b]."""
         *hidden, head = self.children()
-        h = x.to(head.weight.dtype)
+        h = x.to(next(self.parameters()).dtype)
         for layer in hidden:
             h = layer(h).tanh()
         return (head(h).squeeze(1) - y.to(h.dtype)).square().mean() / 2
@@ -69,7 +70,7 @@ class TiedMlp(Mlp):
 
 
 class BufferedMlp(Mlp):
-    """`Mlp` with the buffers of a batch norm: `running`, a float mean of the inputs [3], and `batches`, an integer count.
+    """`Mlp` with the buffers of a batch norm: `running`, a mean of the inputs [3], and `batches`, an integer count.
 
     Both are written in training mode and never read there, so the parameters train exactly as those of `Mlp`.
     """
@@ -88,7 +89,7 @@ class BufferedMlp(Mlp):
 
 
 def batch(seed: int, worker: int, step: int, size: int = 8) -> tuple[Tensor, Tensor]:
-    """The data of one inner step, x [size, 3] and y [size]: a pure function of its arguments; workers have shifted targets (non-iid)."""
+    """One inner step's x [size, 3] and y [size], a pure function of its arguments; a worker's targets are its own."""
     generator = torch.Generator().manual_seed((seed * 1009 + worker) * 100_003 + step)
     x = torch.randn(size, FEATURES, dtype=torch.float64, generator=generator)
     noise = torch.randn(size, dtype=torch.float64, generator=generator)
@@ -110,6 +111,36 @@ def initial(module: nn.Module) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in module.parameters() if parameter.requires_grad]
 
 
+def draws(seed: int, worker: int, step: int, like: list[Tensor]) -> list[Tensor]:
+    """Standard normal tensors of the shapes and dtypes of `like`, a pure function of the first three arguments."""
+    generator = torch.Generator().manual_seed((seed * 1009 + worker) * 100_003 + step)
+    return [torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator) for tensor in like]
+
+
+def pushes(seed: int) -> InnerStep:
+    """Inner steps blind to the parameters, θ ← θ - draws(seed, worker, step) / 100: the deltas are known beforehand."""
+
+    def push(worker: int, step: int, params: list[Tensor]) -> None:
+        for tensor, displacement in zip(params, draws(seed, worker, step, params), strict=True):
+            tensor.sub_(displacement / 100)
+
+    return push
+
+
+def same_bits(got: list[Tensor], want: list[Tensor]) -> bool:
+    """Whether the tensors agree in dtype and in every bit: +0 is not -0 here, and a NaN is itself."""
+    return [tensor.dtype for tensor in got] == [tensor.dtype for tensor in want] and all(
+        torch.equal(g.flatten().view(torch.uint8), w.flatten().view(torch.uint8))
+        for g, w in zip(got, want, strict=True)
+    )
+
+
+def distance(got: list[Tensor], want: list[Tensor]) -> float:
+    """|got - want| / |want|, the Euclidean norms taken over all tensors together, in float64."""
+    flat = [torch.cat([tensor.double().flatten() for tensor in tensors]) for tensors in (got, want)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
 def backward(module: nn.Module, seed: int, worker: int, step: int) -> None:
     """Write the gradient of this step's loss into the module's parameters."""
     module.zero_grad()
@@ -117,15 +148,15 @@ def backward(module: nn.Module, seed: int, worker: int, step: int) -> None:
 
 
 def move(params: Iterable[Tensor], optimizer: torch.optim.Optimizer, max_norm: float = math.inf) -> None:
-    """Clip the gradients in `.grad` to `max_norm` and take the optimizer's step; an infinite norm multiplies them by exactly one."""
+    """Clip the gradients in `.grad` to `max_norm` (infinite: a factor of exactly one) and take the optimizer's step."""
     nn.utils.clip_grad_norm_(params, max_norm)
     optimizer.step()
 
 
 def inner_step(module: nn.Module, make: MakeOptimizer, seed: int, max_norm: float = math.inf) -> InnerStep:
-    """The reference loops' callback: one inner step on a list of tensors, with each worker's own optimizer, made at its first step.
+    """The reference loops' callback: one inner step on a list of tensors, by the worker's own optimizer.
 
-    `module` gives the form of the problem; its values are not read, except for frozen parameters and buffers, which each worker copies.
+    `module` gives the form of the problem; of its values only frozen parameters and buffers count, one copy a worker.
     """
     optimizers: dict[int, torch.optim.Optimizer] = {}
     shells: dict[int, nn.Module] = {}

@@ -1,0 +1,1 @@
+"""Training: models, data, inner optimizers, the loop, its records and its checkpoints."""

@@ -1,0 +1,129 @@
+"""Records of a run: metrics as JSON lines, and what a person sees while it goes."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from atoll.wire import Event, Landed, Lost
+
+LOG_EVERY = 10
+"""Inner steps between two records of the training loss; reading it makes the device wait."""
+
+
+class Recorder:
+    """Writes `metrics.jsonl` and shows progress on stderr.
+
+    Args: path: of the file, or None; steps: of the whole run; start: the step resumed from, later records are dropped;
+    visible: show it.
+    """
+
+    def __init__(self, path: Path | None, *, steps: int, start: int, label: str, visible: bool) -> None:
+        self._console = Console(stderr=True, quiet=not visible)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=self._console, transient=True, disable=not visible)
+        self._bar = self._progress.add_task(label, total=steps, completed=start, loss=math.nan, speed=0.0)
+        self._file = None
+        if path:
+            kept = [line for line in _lines(path) if json.loads(line)["step"] <= start]
+            path.write_text("".join(kept))
+            self._file = path.open("a")
+
+    def step(self, step: int, losses: Sequence[float], speed: float) -> None:
+        """Training loss of this process's workers, nats per token, and tokens/s of all of them."""
+        self._progress.update(self._bar, completed=step, loss=sum(losses) / len(losses), speed=speed)
+        self._write(kind="step", step=step, loss=losses, tokens_per_s=round(speed))
+
+    def events(self, step: int, events: Sequence[Event], seconds: float) -> None:
+        """One worker's events at a boundary that took `seconds`: a line for each landing, louder for a round that was
+        lost."""
+        for event in events:
+            match event:
+                case Landed():
+                    self._write(
+                        kind="landed",
+                        step=step,
+                        key=event.key,
+                        norm=event.mean_norm,
+                        cosine=event.cosine,
+                        seconds=seconds,
+                    )
+                    self._console.print(
+                        f"step {step}  round {event.key.round}  fragment {event.key.fragment}  |mean delta| "
+                        f"{event.mean_norm:.3g}  "
+                        f"cosine {event.cosine:.2f}  sent {size(event.sent)}  boundary {seconds * 1e3:.0f} ms"
+                        + (f"  from workers {event.peers} only: {'; '.join(event.refused)}" if event.refused else ""),
+                        highlight=False,
+                    )
+                case Lost():
+                    self._write(kind="lost", step=step, key=event.key, why=event.why)
+                    self._console.print(
+                        f"step {step}  round {event.key.round} does not count: {event.why}", style="bold red"
+                    )
+                case _:
+                    pass
+
+    def evaluation(self, step: int, val_loss: float, sent: int) -> None:
+        """Held-out loss of the shared model."""
+        self._write(kind="evaluation", step=step, val_loss=val_loss, bytes_sent=sent)
+        self._console.print(
+            f"step {step}  held-out loss of the shared model {val_loss:.4f} nats per token", highlight=False
+        )
+
+    def say(self, sentence: str) -> None:
+        """Something a person should read."""
+        self._console.print(sentence, highlight=False)
+
+    def flush(self) -> None:
+        """Put what was recorded on the disk, so that no checkpoint is newer than its records."""
+        if self._file:
+            self._file.flush()
+
+    def _write(self, **record: Any) -> None:
+        if self._file:
+            finite = {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in record.items()
+            }
+            self._file.write(json.dumps(finite) + "\n")
+
+    def __enter__(self) -> "Recorder":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        if self._file:
+            self._file.close()
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file that a kill may have cut short."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+
+
+def size(count: float) -> str:
+    """Bytes for people.
+
+    Example:
+        >>> size(1536), size(25e6)
+        ('1.5 kB', '25.0 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable: the last unit always returns")

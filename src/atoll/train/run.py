@@ -1,0 +1,108 @@
+"""What a run is: a frozen value that its `repr` rebuilds, and the record of what came out."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from atoll.errors import UsageError
+from atoll.sync.rule import Strategy
+from atoll.train.inner import AdamW, Inner
+from atoll.train.shards import Sharding, iid
+
+
+@dataclass(frozen=True)
+class Method:
+    """A strategy with its inner optimizer.
+
+    Args: name: as on the command line. strategy: what is synced. inner: how a worker trains. period: inner steps per
+    round, if it has one.
+    """
+
+    name: str
+    strategy: Strategy = Strategy()
+    inner: Inner = AdamW()
+    period: int | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is read, and in which portions.
+
+    Args: source: builtin, text:PATH or hf:NAME. tokenizer: bytes, or a Hugging Face tokenizer's path or name.
+    sharding: how workers share it.
+        batch: sequences per worker and micro-batch; length: tokens per sequence that are predicted.
+    """
+
+    source: str = "builtin"
+    tokenizer: str = "bytes"
+    sharding: Sharding = iid()
+    batch: int = 8
+    length: int = 128
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides the numbers of a run.
+
+    Args:
+        method: how workers train and sync. model: a named size, or init: a pretrained model's path or hub name.
+        workers: k. steps: inner steps per worker. accumulate: micro-batches per inner step.
+        warmup: inner steps of linear warm-up, then cosine over the whole run. clip: largest gradient norm.
+        precision: fp32, or bf16 for autocast. seed: of weights, data order and dropout. threads: intra-op threads,
+        which change bits.
+    """
+
+    method: Method
+    model: str = "tiny"
+    init: str | None = None
+    data: Data = field(default_factory=Data)
+    workers: int = 4
+    steps: int = 1000
+    accumulate: int = 1
+    warmup: int = 50
+    clip: float = 1.0
+    precision: str = "fp32"
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "steps", "accumulate", "threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(
+                    f"--{name} was {getattr(self, name)}, but a run needs at least one; give --{name} 1 or more"
+                )
+        if self.method.period and self.method.period > self.steps:
+            raise UsageError(
+                f"--period {self.method.period} is longer than the run's --steps {self.steps}, so no round would ever "
+                "close; "
+                f"give a period of at most {self.steps}, or more steps"
+            )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. Losses are nats per token on held-out text; bytes are those handed to links by one worker.
+
+    Args: rounds: most landings of any fragment. tokens: trained by all workers. val_loss: of the shared model;
+    val_loss_workers: of each worker's live model.
+    """
+
+    method: str
+    workers: int
+    steps: int
+    rounds: int
+    period: int | None
+    tokens: int
+    val_loss: float
+    val_loss_workers: tuple[float, ...]
+    bytes_sent_per_worker: int
+    wall_s: float
+    digest: str
+    seed: int
+    data: str
+    """fingerprint of the text and tokenizer"""
+    curve: tuple[tuple[int, int, float], ...] = ()
+    """(inner steps, bytes sent per worker, val_loss of the shared model) along the way"""
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON-able object with the fields' names."""
+        return asdict(self)

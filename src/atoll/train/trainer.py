@@ -1,0 +1,242 @@
+"""The training loop: step, sync, evaluate, save. The groups it is given decide where the other workers are."""
+
+import json
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from atoll.errors import CheckpointError
+from atoll.sync.drive import take_turns
+from atoll.sync.flow import Flow, drain, settle
+from atoll.sync.gather import Gathering
+from atoll.train.checkpoint import Checkpoints
+from atoll.train.corpus import load_corpus
+from atoll.train.directory import open_directory
+from atoll.train.evaluate import held_out_loss
+from atoll.train.inner import autocast
+from atoll.train.metrics import LOG_EVERY, Recorder
+from atoll.train.model import export_model
+from atoll.train.run import Result, Run
+from atoll.train.shards import held_out_batches, make_shards
+from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
+from atoll.train.worker import Worker
+from atoll.wire import Event, Landed, Lost, PeerGroup
+
+EVALUATIONS = 20
+"""Evaluations of the shared model along a run."""
+EVALUATED = 16
+"""Held-out batches per evaluation, at most, of `ROWS` sequences: the same text whatever the training batch."""
+ROWS = 16
+SAVE_EVERY = 50
+"""Inner steps between checkpoints of a method without a period."""
+
+
+def train(
+    run: Run,
+    groups: Sequence[PeerGroup],
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    save_every: int | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train the workers whose groups are given: all of a run, in turns, or this process's one.
+
+    Args: run: what to do. groups: one per local worker, in order of worker numbers. out: run directory; nothing is
+    written without one.
+        resume: go on from the last complete checkpoint in `out`. save_every: inner steps between checkpoints (default:
+        the period). quiet: show nothing.
+    Raises: UsageError, CheckpointError, GroupError. What was complete on the disk stays complete.
+    """
+    try:
+        return Trainer(run, groups, out=out, resume=resume, save_every=save_every, quiet=quiet).train()
+    except BaseException:
+        for group in groups:
+            group.abort()
+        raise
+
+
+class Trainer:
+    """The local workers of one run and everything they share. Arguments as in `train`."""
+
+    def __init__(
+        self,
+        run: Run,
+        groups: Sequence[PeerGroup],
+        *,
+        out: Path | None,
+        resume: bool,
+        save_every: int | None,
+        quiet: bool,
+    ) -> None:
+        torch.set_num_threads(run.threads)
+        data = run.data
+        corpus = load_corpus(
+            data.source, bytes_tokenizer() if data.tokenizer == "bytes" else hub_tokenizer(data.tokenizer)
+        )
+        shards = make_shards(
+            corpus, data.sharding, workers=run.workers, batch=data.batch, length=data.length, seed=run.seed
+        )
+        mean = sum(shard.size for shard in shards) / run.workers
+        numbers = [group.membership.me for group in groups]
+        self.run, self.out, self.fingerprint = run, out, corpus.fingerprint
+        self.workers = [
+            Worker(run, corpus.vocab, shards[m], shards[m].size / mean, group)
+            for m, group in zip(numbers, groups, strict=True)
+        ]
+        self.lead = self.workers[0]
+        self.speaks = self.lead.number == 0
+        self.held_out = held_out_batches(corpus, batch=ROWS, length=data.length, most=EVALUATED)
+        self.evaluate_every = max(1, run.steps // EVALUATIONS)
+        self.save_every = save_every or run.method.period or SAVE_EVERY
+        self.checkpoints = Checkpoints(out) if out else None
+        self.start, self.sent, self.spent, self.gatherings = 0, 0, 0.0, 0
+        self.curve: list[tuple[int, int, float]] = []
+        self._since = 0.0
+        if out:
+            open_directory(out, run, corpus.fingerprint, resume=resume, writes=self.speaks)
+        if self.checkpoints and resume:
+            self._load(self.checkpoints)
+        path = out / "metrics.jsonl" if out and self.speaks else None
+        label = f"{run.method.name} x{run.workers}"
+        self.record = Recorder(path, steps=run.steps, start=self.start, label=label, visible=self.speaks and not quiet)
+
+    def train(self) -> Result:
+        """The loop, from the step resumed from to the last."""
+        run, record = self.run, self.record
+        with record:
+            self._greet()
+            self._since, spent, seen = time.monotonic(), self.spent, 0
+            for step in range(self.start + 1, run.steps + 1):
+                tokens = [worker.backward() for worker in self.workers]
+                events = self._sync([worker.sync.before() for worker in self.workers])
+                record.events(step, [event for event in events if isinstance(event, Lost)], 0.0)
+                for worker in self.workers:
+                    worker.update()
+                boundary = time.monotonic()
+                events = self._sync(
+                    [worker.sync.after(count) for worker, count in zip(self.workers, tokens, strict=True)]
+                )
+                seen += sum(tokens) * run.workers // len(self.workers)
+                if events:
+                    record.events(step, events, time.monotonic() - boundary)
+                if step % LOG_EVERY == 0 or step == run.steps:
+                    record.step(
+                        step, [worker.loss.item() for worker in self.workers], seen / (self._training_seconds() - spent)
+                    )
+                if step == run.steps:
+                    self._sync([drain(worker.sync.state) for worker in self.workers])
+                if step % self.evaluate_every == 0 or step == run.steps:
+                    with self._off_the_clock():
+                        self._evaluate(step)
+                if self.checkpoints and (step % self.save_every == 0 or step == run.steps):
+                    with self._off_the_clock():
+                        self._save(self.checkpoints, step)
+            self.spent = self._training_seconds()
+            return self._finish()
+
+    def _sync(self, flows: Sequence[Flow | None]) -> list[Event]:
+        """Carry out the local workers' flows; the lead's events, with the bytes of every local landing counted."""
+        ready = [(flow, worker) for flow, worker in zip(flows, self.workers, strict=True) if flow]
+        if not ready:
+            return []
+        events = take_turns([flow for flow, _ in ready], [worker.sync.group for _, worker in ready])
+        self.sent += max(sum(event.sent for event in each if isinstance(event, Landed)) for each in events)
+        return events[0]
+
+    def _gather(self, rows: Sequence[list[float]]) -> list[list[float]]:
+        """Some numbers of every local worker to everyone; also a meeting point that nobody passes before all have
+        come."""
+        self.gatherings += 1
+        gatherings = [
+            Gathering(worker.sync.state.membership, self.gatherings, row)
+            for worker, row in zip(self.workers, rows, strict=True)
+        ]
+        take_turns([gathering.flow() for gathering in gatherings], [worker.sync.group for worker in self.workers])
+        return gatherings[0].rows
+
+    def _evaluate(self, step: int) -> None:
+        if self.speaks:
+            with self.lead.sync.shared_weights() as model:
+                loss = held_out_loss(model, self.held_out, autocast(self.run.precision))
+            self.curve.append((step, self.sent, loss))
+            self.record.evaluation(step, loss, self.sent)
+
+    def _save(self, checkpoints: Checkpoints, step: int) -> None:
+        """Every worker's part, then, when all have written theirs, the marker."""
+        self.record.flush()
+        take_turns(
+            [settle(worker.sync.state) for worker in self.workers], [worker.sync.group for worker in self.workers]
+        )
+        shared = {"sent": self.sent, "spent": self.spent, "curve": self.curve}
+        for worker in self.workers:
+            meta, tensors = worker.save()
+            checkpoints.write(step, worker.number, meta | shared, tensors)
+        if len(self.workers) < self.run.workers:
+            self._gather([[0.0] for _ in self.workers])
+        if self.speaks:
+            checkpoints.complete(step, range(self.run.workers))
+
+    def _load(self, checkpoints: Checkpoints) -> None:
+        steps = checkpoints.steps()
+        newest = self._gather([[float(max(steps, default=0))] for _ in self.workers])
+        if len({step for (step,) in newest}) > 1:
+            raise CheckpointError(
+                f"the workers see complete checkpoints of different steps in {self.out} "
+                f"({[int(step) for (step,) in newest]}); "
+                "give all of them the same, shared directory"
+            )
+        self.start = int(newest[0][0])
+        for worker in self.workers if self.start else []:
+            meta, tensors = checkpoints.read(self.start, worker.number)
+            worker.load(meta, tensors)
+            self.sent, self.spent = meta["sent"], meta["spent"]
+            self.curve = [(step, sent, loss) for step, sent, loss in meta["curve"]]
+
+    def _greet(self) -> None:
+        if self.start:
+            self.record.say(f"resumed from step {self.start}")
+        if self.run.workers == 1 and self.run.method.strategy.rules:
+            self.record.say("there is one worker: every outer step uses its own delta alone")
+
+    def _finish(self) -> Result:
+        losses = [held_out_loss(worker.model, self.held_out, autocast(self.run.precision)) for worker in self.workers]
+        final = self.curve[-1][2] if self.speaks else 0.0
+        rows = self._gather([[loss, final, float(self.sent)] for loss in losses])
+        state = self.lead.sync.state
+        result = Result(
+            method=self.run.method.name,
+            workers=self.run.workers,
+            steps=self.run.steps,
+            rounds=max((track.updates for track in state.tracks), default=0),
+            period=self.run.method.period,
+            tokens=state.work.tokens * self.run.workers,
+            val_loss=final if self.speaks else rows[0][1],
+            val_loss_workers=tuple(row[0] for row in rows),
+            bytes_sent_per_worker=round(max(row[2] for row in rows)),
+            wall_s=self.spent,
+            digest=state.digest(),
+            seed=self.run.seed,
+            data=self.fingerprint,
+            curve=tuple(self.curve),
+        )
+        if self.out and self.speaks:
+            with self.lead.sync.shared_weights() as model:
+                export_model(model, self.out / "model")
+            (self.out / "result.json").write_text(json.dumps(result.as_json(), indent=1) + "\n")
+        return result
+
+    @contextmanager
+    def _off_the_clock(self) -> Generator[None]:
+        """Time spent inside is not training time."""
+        self.spent += time.monotonic() - self._since
+        try:
+            yield
+        finally:
+            self._since = time.monotonic()
+
+    def _training_seconds(self) -> float:
+        return self.spent + time.monotonic() - self._since

@@ -110,6 +110,7 @@ class Live:
     def __init__(self, layout: Layout, tensors: Iterable[Tensor]) -> None:
         self.layout = layout
         tensors = list(tensors)
+        self._places = [_place(tensor) for tensor in tensors]
         self.device = tensors[0].device if tensors else torch.device("cpu")
         self._flats = [
             local(tensor).as_strided((spec.numel,), (1,)) for tensor, spec in zip(tensors, layout.specs, strict=True)
@@ -121,6 +122,10 @@ class Live:
             first, last = max(lo, start), min(hi, stop)
             if first < last:
                 yield flat[first - lo : last - lo], first - start, last - start
+
+    def shows(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these tensors lie in memory where those did that this was made of."""
+        return self._places == [_place(tensor) for tensor in tensors]
 
     def segments(self, start: int) -> list[tuple[Tensor, int, int]]:
         """The views that make up the chunk at `start`: (live view, first, last), positions counted from the chunk's
@@ -150,6 +155,11 @@ class Live:
         """Write all of `tree` over the live values."""
         for start, stop in self.layout.chunks:
             self.write(start, tree.flat[start:stop])
+
+
+def _place(tensor: Tensor) -> int:
+    """The address of a tensor, or of this lane's shard of it."""
+    return tensor.to_local().data_ptr() if isinstance(tensor, DTensor) else tensor.data_ptr()
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -229,5 +239,5 @@ def digest(
     for name, tensor in sorted(dict(tensors).items()):
         value = view(tensor).detach().cpu().contiguous()
         sha.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        sha.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(value.reshape(-1).view(torch.uint8).numpy())
     return sha.hexdigest()

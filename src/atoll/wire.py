@@ -157,7 +157,8 @@ class Landed:
 
     Args:
         peers: the workers whose contributions are in the mean, ascending; share: their part of those asked.
-        signals: the agreed means. norms: L2 norm of each accepted contribution, in the order of `peers`.
+        signals: the agreed means. norms, weights: of each accepted contribution, in the order of `peers`: its L2 norm
+        as it was seen after the wire, and w_m.
         mean_norm: L2 norm of their mean (nan until the last chunk has come). refused: a sentence for each that was
         refused. sent: bytes this worker handed to the link. age: inner steps from launch to landing. update: how many
         landings this fragment has had under its rule, this one included.
@@ -168,6 +169,7 @@ class Landed:
     share: float
     signals: Mapping[str, float] = field(default_factory=dict[str, float])
     norms: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
     mean_norm: float = math.nan
     refused: tuple[str, ...] = ()
     sent: int = 0
@@ -176,18 +178,17 @@ class Landed:
 
     @property
     def cosine(self) -> float:
-        """Mean cosine between two workers' contributions, each pair weighted by the product of its norms.
+        """Mean cosine between two workers' contributions, each pair weighted by the product of its norms and weights.
 
-        `sum_{i != j} d_i . d_j / sum_{i != j} |d_i| |d_j|`, from norms alone: the numerator is `M^2 |mean|^2 - sum
-        |d_i|^2`. nan for one.
+        `sum_{i != j} c_i . c_j / sum_{i != j} |c_i| |c_j|` with `c_i = w_i d_i`, from norms alone: the numerator is
+        `W^2 |mean|^2 - sum |c_i|^2` with `W = sum w_i`. nan for one.
         """
-        squares = sum(norm**2 for norm in self.norms)
-        pairs = sum(self.norms) ** 2 - squares
-        return (
-            ((len(self.norms) * self.mean_norm) ** 2 - squares) / pairs
-            if len(self.norms) > 1 and pairs > 0
-            else math.nan
-        )
+        weights = self.weights or (1.0,) * len(self.norms)
+        parts = [weight * norm for weight, norm in zip(weights, self.norms, strict=True)]
+        squares = sum(part * part for part in parts)
+        pairs = sum(parts) * sum(parts) - squares
+        total = sum(weights) * self.mean_norm
+        return (total * total - squares) / pairs if len(parts) > 1 and pairs > 0 else math.nan
 
 
 @dataclass(frozen=True)

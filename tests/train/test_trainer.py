@@ -37,7 +37,7 @@ def test_diloco_learns_the_text(text: Path) -> None:
     run = small(text, methods.diloco(10), steps=100, data=Data(f"text:{text}", batch=8, length=64))
     result = go(run)
     uniform = float(torch.log(torch.tensor(256.0)))
-    assert result.curve[0][2] < uniform
+    assert result.val_loss < result.curve[0][2]
     assert result.val_loss < 2.2 < uniform
     assert result.rounds == 10
     assert result.tokens == 100 * 2 * 8 * 64
@@ -146,8 +146,9 @@ def test_dropout_gives_the_same_bits_in_turns_as_alone(text: Path) -> None:
                 layer.register_forward_hook(lambda module, inputs, output: torch.nn.functional.dropout(output, 0.5))
         for _ in range(5):
             for worker in workers:
-                worker.backward()
+                tokens = worker.backward()
                 worker.update()
+                worker.sync.after_step(tokens)
         from atoll.trees import digest
 
         return digest(dict(workers[-1].model.named_parameters()))

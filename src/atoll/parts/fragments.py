@@ -6,7 +6,7 @@ parameter's dotted name (`model.layers.3.mlp.up_proj.weight` belongs to block 3)
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -111,19 +111,21 @@ class by_name:
 def checked(partition: Partition, specs: Sequence[Spec]) -> Fragments:
     """The partition's fragments, refused unless none is empty and every parameter stands in exactly one.
 
-    Raises: CompositionError naming the parameters that are missing or repeated, or the fragment that is empty.
+    Raises: CompositionError naming the parameters that are missing, repeated or not there at all, or the fragment that
+    is empty.
     """
     fragments = partition(specs)
     placed = [name for fragment in fragments for name in fragment]
     missing = sorted({spec.name for spec in specs} - set(placed))
-    repeated = sorted({name for name in placed if placed.count(name) > 1})
+    repeated = sorted(name for name, count in Counter(placed).items() if count > 1)
+    unknown = sorted(set(placed) - {spec.name for spec in specs})
     empty = [index for index, fragment in enumerate(fragments) if not fragment]
-    if missing or repeated:
+    if missing or repeated or unknown:
         raise CompositionError(
             f"{partition!r} must place every trainable parameter once, but "
             + " and ".join(
                 f"{what} {', '.join(names[:4])}"
-                for what, names in (("misses", missing), ("repeats", repeated))
+                for what, names in (("misses", missing), ("repeats", repeated), ("invents", unknown))
                 if names
             )
             + "; add a last pattern '*' for what is left, or use whole()"

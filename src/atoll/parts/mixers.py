@@ -14,8 +14,8 @@ from atoll.wire import Codec, Fold, Keep, Membership, Reduce, bytes_sent
 
 
 class Work(NamedTuple):
-    """What a worker did since the fragment last left: inner steps and tokens; and its part of all the data, on average
-    1."""
+    """What a worker did since the fragment last left for a round that counted: inner steps and tokens; and its part of
+    all the data, on average 1."""
 
     steps: int
     tokens: int
@@ -78,7 +78,7 @@ class weighted:
 
 @dataclass(frozen=True)
 class by_tokens:
-    """Weight = tokens trained since the fragment last left."""
+    """Weight = tokens trained since the fragment last left for a round that counted: those that made the delta."""
 
     def __call__(self, work: Work) -> float:
         return work.tokens
@@ -90,6 +90,18 @@ class by_share:
 
     def __call__(self, work: Work) -> float:
         return work.share
+
+
+@dataclass(frozen=True)
+class unrounded:
+    """The meetings and weights of `mixer`, with the mean as it is: no narrow `result` on the way back."""
+
+    mixer: Mixer
+
+    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+        """The inner mixer's meeting, a `Reduce` with an exact result."""
+        meeting = self.mixer.exchange(membership, round, work, codec, layout)
+        return meeting._replace(fold=Reduce(exact())) if isinstance(meeting.fold, Reduce) else meeting
 
 
 def cheaper(codec: Codec, layout: Layout, members: int) -> Fold:

@@ -5,6 +5,7 @@ returned as the step. Multiplication and addition are separate operations on pur
 in vectorised code and may round twice in its tail, and then bits would depend on where a chunk ends.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +30,7 @@ class Outer(Protocol):
 
 
 def _rate(lr: float) -> None:
-    if not lr > 0:
+    if not 0 < lr < math.inf:
         raise CompositionError(
             f"the outer learning rate was {lr}, but the anchor must move against its gradient; give lr > 0"
         )
@@ -99,6 +100,8 @@ class adam:
         _rate(self.lr)
         _momentum("beta1", self.beta1)
         _momentum("beta2", self.beta2)
+        if not 0 < self.eps < math.inf:
+            raise CompositionError(f"eps was {self.eps}, so an element that never moved would be 0 / 0; give eps > 0")
 
     def init(self, layout: Layout) -> State:
         """m = v = 0."""

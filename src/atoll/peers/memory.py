@@ -47,22 +47,26 @@ class Hub:
         return MemoryGroup(self, worker)
 
     def agree(self, me: int, fingerprint: str) -> None:
-        """Compare with everyone who is here already."""
+        """Compare with everyone who is here already; a difference ends the run for all of them."""
         with self._changed:
             self._fingerprints[me] = fingerprint
             if different := check_alike(self._fingerprints, me):
+                self.abort()
                 raise GroupError(different)
+            if len(self._fingerprints) == len(self.workers):
+                self._fingerprints.clear()
 
     def post(self, me: int, post: Post) -> Key:
         """Add a contribution; the last one completes an exchange of snapshots."""
         with self._changed:
             self._to[me, post.key] = post.to
             exchange = self._exchanges.setdefault((post.key, post.to), _Exchange())
-            exchange.posts.setdefault(me, post)
-            if len(exchange.posts) == len(post.to) and all(
-                isinstance(each.source, Snapshot) for each in exchange.posts.values()
-            ):
-                self._combine(exchange, post.to)
+            if me not in exchange.posts:
+                exchange.posts[me] = post
+                if len(exchange.posts) == len(post.to) and all(
+                    isinstance(each.source, Snapshot) for each in exchange.posts.values()
+                ):
+                    self._combine(exchange, post.to)
         return post.key
 
     def take(self, me: int, take: Take, wait: bool) -> Landed | Lost | None:
@@ -83,7 +87,7 @@ class Hub:
                 if not wait:
                     return None
                 self._changed.wait()
-            answer = exchange.answers.pop(me)
+            answer = exchange.answers[me]
             del self._to[me, take.ticket]
             if not any(key == take.ticket and where == to for (_, key), where in self._to.items()):
                 del self._exchanges[take.ticket, to]
@@ -117,7 +121,8 @@ class Hub:
         squares = 0.0
         for start, stop in layout.chunks:
             mean = finish_chunk(accepted, start, stop, pool)
-            squares += torch.linalg.vector_norm(mean).item() ** 2
+            norm = torch.linalg.vector_norm(mean).item()
+            squares += norm * norm
             for worker in to:
                 source, take = exchange.posts[worker].source, exchange.takes.get(worker)
                 if isinstance(source, Snapshot):
@@ -137,7 +142,8 @@ def finish_chunk(posts: list[Post], start: int, stop: int, pool: Tensor) -> Tens
         total = accumulate(total, post.codec, encode(post, start, stop, pool[1]), post.weight, out)
     fold = posts[0].fold
     result = finish(out, [post.weight for post in posts], fold)
-    return fold.result.decode(result, out) if isinstance(fold, Reduce) else result
+    mean = fold.result.decode(result, out) if isinstance(fold, Reduce) else result
+    return mean if mean.dtype == out.dtype else out.copy_(mean)
 
 
 class MemoryGroup:

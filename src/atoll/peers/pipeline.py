@@ -1,7 +1,7 @@
-"""The bulk of an exchange over a network: encode, send, receive, decode and sum, chunk by chunk, with a few chunks in flight.
+"""The bulk of an exchange over a network: encode, send, receive, decode and sum, with a few chunks in flight.
 
-Every chunk is a generator that stops where it would wait for the link. `WINDOW` of them are under way at a time and advance in one fixed
-order, which is the same on all members, so that messages between two of them match by their order alone:
+Every chunk is a generator that stops where it would wait for the link. `WINDOW` of them are under way at a time and
+advance in one fixed order, the same on all members, so that messages between two of them match by their order alone:
 
     Keep      encode, swap wires with everyone                         | sum, deliver
     Reduce    encode once, send piece j to its owner | sum, swap means | decode, deliver
@@ -29,10 +29,10 @@ Wait = Callable[[], None]
 
 
 class Link(Protocol):
-    """The way to the other members, by worker number. What is started in one order on all members is matched in that order."""
+    """The way to the other members, by worker number. All members start the same messages in the same order."""
 
     def swap(self, out: Sequence[tuple[int, Tensor]], into: Sequence[tuple[int, Tensor]]) -> Wait:
-        """Start to send each (worker, bytes) of `out` and to receive those of `into`; what is returned waits for all of them."""
+        """Start to send each (worker, bytes) of `out` and to receive those of `into`; the result waits for all."""
         ...
 
     def reduces(self, to: Sequence[int]) -> bool:
@@ -45,7 +45,7 @@ class Link(Protocol):
 
 
 class Pool:
-    """Scratch on the host, allocated once under each name, grown to the largest request, and shared by all fragments."""
+    """Scratch on the host: allocated once under each name, grown to the largest request, shared by all fragments."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int, int], Tensor] = {}
@@ -64,16 +64,16 @@ class Pool:
 
 @dataclass(frozen=True)
 class Meeting:
-    """An exchange whose contributions have been agreed: what this worker posted and how it takes, who counts, and their weights.
+    """An exchange whose contributions have been agreed: what this worker posted and how it takes, and who counts.
 
-    `me` may be missing from `landed.peers`: a contribution that was refused is not sent, but its worker still sums, and gets the mean.
+    `me` may be missing from `landed.peers`: a contribution that was refused is not sent, but its worker still sums its
+    share, and gets the mean.
     """
 
     me: int
     post: Post
     take: Take | None
     landed: Landed
-    weights: Mapping[int, float]
 
     def run(self, link: Link, pool: Pool) -> float:
         """Form the mean and hand it out. Returns its L2 norm."""
@@ -102,7 +102,10 @@ class Meeting:
 
 
 def _advance(chunks: Sequence[Iterator[None]], stages: int) -> None:
-    """Run all chunks to their end, each `WINDOW // (stages - 1)` turns between two stages; a turn ends old chunks before it starts one."""
+    """Run all chunks to their end, each resting `WINDOW // (stages - 1)` turns between two stages.
+
+    A turn ends old chunks before it starts a new one, which then takes over the scratch of one that has ended.
+    """
     lag = WINDOW // (stages - 1)
     for turn in range(len(chunks) + WINDOW):
         for index in range(turn - (stages - 1) * lag, turn + 1, lag):
@@ -126,78 +129,84 @@ class _Bulk:
             yield index % WINDOW, start, stop
 
     def kept(self, slot: int, start: int, stop: int) -> Iterator[None]:
-        meeting, post = self.meeting, self.meeting.post
         wire = self._encoded(slot, start, stop)
-        others = [worker for worker in post.to if worker != meeting.me]
-        size = post.codec.nbytes(stop - start, post.source.layout.dtype.itemsize)
-        received = {worker: self.pool.wire("received", slot, size, worker) for worker in others if worker in meeting.landed.peers}
-        wait = self.link.swap([] if wire is None else [(worker, wire) for worker in others], list(received.items()))
+        received = self._buffers(slot, stop - start)
+        wait = self.link.swap([] if wire is None else [(worker, wire) for worker in self.others], [*received.items()])
         yield
         wait()
         if wire is not None:
-            received[meeting.me] = wire
-        total = self._summed(received, "total", 0, stop - start)
-        self.deliver(start, finish(total, self._weights, Keep()))
+            received[self.meeting.me] = wire
+        self.deliver(start, finish(self._sum(received, stop - start), self.meeting.landed.weights, Keep()))
 
     def reduced(self, slot: int, start: int, stop: int, result: Codec) -> Iterator[None]:
-        meeting, post = self.meeting, self.meeting.post
-        item = post.source.layout.dtype.itemsize
-        owned = dict(zip(post.to, pieces(start, stop, len(post.to), math.lcm(post.codec.block, result.block)), strict=True))
-        first, last = owned[meeting.me]
+        me, to, codec = self.meeting.me, self.meeting.post.to, self.meeting.post.codec
+        owned = dict(zip(to, pieces(start, stop, len(to), math.lcm(codec.block, result.block)), strict=True))
         wire = self._encoded(slot, start, stop)
-        sends = {} if wire is None else {worker: _piece(wire, post.codec, start, owned[worker], item) for worker in post.to}
-        size = post.codec.nbytes(last - first, item)
-        received = {worker: self.pool.wire("received", slot, size, worker) for worker in meeting.landed.peers if worker != meeting.me}
-        wait = self.link.swap([(worker, part) for worker, part in sends.items() if worker != meeting.me], list(received.items()))
+        sent = {} if wire is None else {worker: self._piece(wire, codec, start, owned[worker]) for worker in to}
+        first, last = owned[me]
+        received = self._buffers(slot, last - first)
+        wait = self.link.swap([(worker, sent[worker]) for worker in self.others if sent], [*received.items()])
         yield
         wait()
-        means = self.pool.wire("means", slot, result.nbytes(stop - start, item))
-        parts = {worker: _piece(means, result, start, owned[worker], item) for worker in post.to}
+        means = self.pool.wire("means", slot, result.nbytes(stop - start, self.dtype.itemsize))
+        parts = {worker: self._piece(means, result, start, owned[worker]) for worker in to}
         if first < last:
-            if wire is not None:
-                received[meeting.me] = sends[meeting.me]
-            total = self._summed(received, "total", slot, last - first)
-            parts[meeting.me].copy_(finish(total, self._weights, Reduce(result)))
-        others = [worker for worker in post.to if worker != meeting.me]
-        wait = self.link.swap([(worker, parts[meeting.me]) for worker in others], [(worker, parts[worker]) for worker in others])
+            if sent:
+                received[me] = sent[me]
+            mean = finish(self._sum(received, last - first), self.meeting.landed.weights, Reduce(result))
+            parts[me].copy_(mean)
+        wait = self.link.swap(
+            [(worker, parts[me]) for worker in self.others], [(worker, parts[worker]) for worker in self.others]
+        )
         yield
         wait()
-        wide = self.pool.values("mean", 0, stop - start, post.source.layout.dtype)
-        mean = result.decode(means, wide)
-        self.deliver(start, mean if mean.dtype == wide.dtype else wide.copy_(mean))
+        wide = self.pool.values("mean", 0, stop - start, self.dtype)
+        values = result.decode(means, wide)
+        self.deliver(start, values if values.dtype == wide.dtype else wide.copy_(values))
 
     def summed(self, slot: int, start: int, stop: int) -> Iterator[None]:
-        post, dtype = self.meeting.post, self.meeting.post.source.layout.dtype
-        total = self.pool.values("total", slot, stop - start, dtype)
-        if self.meeting.me in self.meeting.landed.peers:
-            values = post.source.read(start, self.pool.values("values", slot, stop - start, dtype))
-            torch.mul(values, post.weight, out=total)
+        me, landed = self.meeting.me, self.meeting.landed
+        total = self.pool.values("total", slot, stop - start, self.dtype)
+        if me in landed.peers:
+            values = self.meeting.post.source.read(start, self.pool.values("values", slot, stop - start, self.dtype))
+            torch.mul(values, landed.weights[landed.peers.index(me)], out=total)
         else:
             total.zero_()
         wait = self.link.all_reduce(total)
         yield
         wait()
-        self.deliver(start, finish(total, self._weights, Sum()))
+        self.deliver(start, finish(total, landed.weights, Sum()))
+
+    @property
+    def others(self) -> list[int]:
+        """The members without this one."""
+        return [worker for worker in self.meeting.post.to if worker != self.meeting.me]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which sums are formed."""
+        return self.meeting.post.source.layout.dtype
 
     def _encoded(self, slot: int, start: int, stop: int) -> Tensor | None:
         """This worker's wire, or None if its contribution does not count."""
-        post = self.meeting.post
         if self.meeting.me not in self.meeting.landed.peers:
             return None
-        return encode(post, start, stop, self.pool.values("values", slot, stop - start, post.source.layout.dtype))
+        return encode(self.meeting.post, start, stop, self.pool.values("values", slot, stop - start, self.dtype))
 
-    @property
-    def _weights(self) -> list[float]:
-        return [self.meeting.weights[worker] for worker in self.meeting.landed.peers]
+    def _buffers(self, slot: int, numel: int) -> dict[int, Tensor]:
+        """Where the wires of `numel` elements arrive, by the other workers whose contributions count."""
+        size = self.meeting.post.codec.nbytes(numel, self.dtype.itemsize)
+        senders = [worker for worker in self.others if worker in self.meeting.landed.peers]
+        return {worker: self.pool.wire("received", slot, size, worker) for worker in senders}
 
-    def _summed(self, wires: Mapping[int, Tensor], name: str, slot: int, numel: int) -> Tensor:
-        out, total = self.pool.values(name, slot, numel, self.meeting.post.source.layout.dtype), None
-        for worker in self.meeting.landed.peers:
-            total = accumulate(total, self.meeting.post.codec, wires[worker], self.meeting.weights[worker], out)
+    def _sum(self, wires: Mapping[int, Tensor], numel: int) -> Tensor:
+        """The weighted sum of what counts, in worker order."""
+        out, total = self.pool.values("total", 0, numel, self.dtype), None
+        for worker, weight in zip(self.meeting.landed.peers, self.meeting.landed.weights, strict=True):
+            total = accumulate(total, self.meeting.post.codec, wires[worker], weight, out)
         return out
 
-
-def _piece(wire: Tensor, codec: Codec, start: int, piece: tuple[int, int], item: int) -> Tensor:
-    """The part of a chunk's wire that holds elements [first, last) of the fragment, both at block boundaries or the chunk's end."""
-    first, last = (codec.nbytes(element - start, item) for element in piece)
-    return wire[first:last]
+    def _piece(self, wire: Tensor, codec: Codec, start: int, piece: tuple[int, int]) -> Tensor:
+        """The part of a chunk's wire that holds elements [first, last) of the fragment, cut at block boundaries."""
+        first, last = (codec.nbytes(element - start, self.dtype.itemsize) for element in piece)
+        return wire[first:last]

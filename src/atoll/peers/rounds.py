@@ -1,6 +1,7 @@
 """What every group does alike: headers, which contributions count, and the sum of one chunk in worker order."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -8,6 +9,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from atoll.parts.codecs import exact
 from atoll.trees import CHUNK, Layout, cut
 from atoll.wire import Codec, Keep, Key, Landed, Lost, Post, Reduce, Sum
 
@@ -27,30 +29,49 @@ class Header:
 
 
 def header_of(post: Post) -> Header:
-    """Measure a contribution: one pass over its source, chunk by chunk."""
+    """Measure a contribution as the others will see it, after its wire: one pass over its source, chunk by chunk.
+
+    What would not be finite in the format of the result is not finite either: a mean of what fits, fits.
+    """
     layout = post.source.layout
     scratch = torch.empty(min(CHUNK, layout.numel), dtype=layout.dtype)
-    norms = [
-        torch.linalg.vector_norm(post.source.read(start, scratch[: stop - start])).item()
-        for start, stop in layout.chunks
-    ]
-    return Header(post.weight, math.sqrt(sum(norm * norm for norm in norms)), post.signals)
+    result = post.fold.result if isinstance(post.fold, Reduce) else None
+    squares = 0.0
+    for start, stop in layout.chunks:
+        values = post.source.read(start, scratch[: stop - start])
+        state = {name: tensor.clone() for name, tensor in cut(post.codec_state, start, stop).items()}
+        seen = post.codec.decode(post.codec.encode(values, state), values)
+        if result is not None and result not in (post.codec, exact()):
+            returned = result.decode(result.encode(values, {}), values)
+            if not math.isfinite(_norm(returned, layout.dtype)):
+                return Header(post.weight, math.inf, post.signals)
+        squares += _norm(seen, layout.dtype) ** 2
+    return Header(post.weight, math.sqrt(squares), post.signals)
+
+
+def _norm(values: Tensor, dtype: torch.dtype) -> float:
+    """L2 norm, taken in the layout's dtype. At most 1e150, or infinite: no square of it overflows."""
+    norm = torch.linalg.vector_norm(values, dtype=dtype).item()
+    return norm if norm < 1e150 else math.inf * norm
 
 
 def admit(key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: float) -> Landed | Lost:
     """Which contributions count, decided alike by everyone from the same headers, before any value is used.
 
-    Each is taken or refused whole: refused if it is not finite, or, among four or more, if its norm is ten times the
-    median.
-    Returns: `Landed` without its mean yet, or `Lost` if the contributions that count do not exceed `quorum`.
+    Each is taken or refused whole: refused if its values are not finite, if its weight is not a finite number from 0,
+    or, among four or more, if its norm is over ten times the median. A signal that is not finite counts as not sent.
+    Returns: `Landed` without its mean yet, or `Lost` if the contributions that count do not exceed `quorum`, or weigh
+    nothing.
     """
-    finite = [header.norm for header in headers if math.isfinite(header.norm) and math.isfinite(header.weight)]
+    finite = [header.norm for header in headers if math.isfinite(header.norm) and 0 <= header.weight < math.inf]
     limit = ABSURD * median(finite) if len(finite) >= ENOUGH else math.inf
     reasons: list[str] = []
     accepted: list[int] = []
     for worker, header in zip(workers, headers, strict=True):
-        if not (math.isfinite(header.norm) and math.isfinite(header.weight)):
+        if not math.isfinite(header.norm):
             reasons.append(f"worker {worker} sent values that are not finite")
+        elif not 0 <= header.weight < math.inf:
+            reasons.append(f"worker {worker} sent the weight {header.weight:g}, which is not a finite number from 0")
         elif header.norm > limit > 0:
             reasons.append(
                 f"worker {worker} sent a norm of {header.norm:.3g}, over {ABSURD:g} times the median "
@@ -60,26 +81,26 @@ def admit(key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: f
             accepted.append(worker)
     by_worker = dict(zip(workers, headers, strict=True))
     share = len(accepted) / len(workers)
-    if not share > quorum or not sum(by_worker[worker].weight for worker in accepted) > 0:
+    weights = tuple(by_worker[worker].weight for worker in accepted)
+    if not share > quorum:
         why = f"{len(accepted)} of {len(workers)} contributions count, the quorum is more than {quorum:g} of them"
         return Lost(key, "; ".join([why, *reasons]))
-    names = sorted({name for worker in accepted for name in by_worker[worker].signals})
-    signals = {
-        name: _mean([by_worker[worker].signals[name] for worker in accepted if name in by_worker[worker].signals])
-        for name in names
-    }
+    if not sum(weights) > 0:
+        return Lost(key, "; ".join([f"the weights of workers {tuple(accepted)} are all 0", *reasons]))
+    sent: dict[str, list[float]] = defaultdict(list)
+    for worker in accepted:
+        for name, value in by_worker[worker].signals.items():
+            if math.isfinite(value):
+                sent[name].append(value)
     return Landed(
         key,
         tuple(accepted),
         share,
-        signals,
+        {name: sum(values) / len(values) for name, values in sorted(sent.items())},
         tuple(by_worker[worker].norm for worker in accepted),
+        weights,
         refused=tuple(reasons),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def encode(post: Post, start: int, stop: int, scratch: Tensor) -> Tensor:

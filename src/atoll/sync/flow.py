@@ -22,7 +22,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from atoll.errors import CompositionError
 from atoll.parts.landings import After
+from atoll.parts.merges import adopt
 from atoll.parts.mixers import Work
 from atoll.sync.rule import Carry
 from atoll.sync.sources import DeltaSource, LiveSource, snapshot
@@ -48,11 +50,13 @@ def before(state: SyncState) -> Flow:
             posted.append((entry, gradients))
     for entry, gradients in posted:
         yield from _land(state, entry, gradients, events)
+    state.plan()
     return events
 
 
 def boundary(state: SyncState) -> Flow:
     """Phases 1 and 2, after the inner step that `state.step` counts."""
+    state.look_again()
     events: list[Event] = []
     for track in state.tracks:
         if track.due == state.step and track.rule.carry is not Carry.GRADIENT:
@@ -73,6 +77,7 @@ def settle(state: SyncState) -> Flow:
 
 def drain(state: SyncState) -> Flow:
     """Use everything that is in flight now: the run ends here."""
+    state.look_again()
     events: list[Event] = []
     for entry in list(state.queue):
         yield from _land(state, entry, entry.track.fragment.live, events)
@@ -81,8 +86,11 @@ def drain(state: SyncState) -> Flow:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
+    """The gradient, laid out in memory as its parameter, because elements meet by their place in memory."""
     if parameter.grad is None:
-        parameter.grad = parameter.detach().new_zeros(parameter.shape)
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.stride() != parameter.stride():
+        parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
     return parameter.grad
 
 
@@ -98,11 +106,16 @@ def _launch(
     state: SyncState, track: Track, source: Source, events: list[Event]
 ) -> Generator[Post | Take, Key | Landed | Lost, InFlight]:
     rule, fragment = track.rule, track.fragment
-    kept = snapshot(source, fragment.live, fragment.anchor) if isinstance(rule.landing, After) else None
-    if kept and rule.carry is Carry.LIVE and fragment.anchor:
-        # live is measured from the point it was sent at, so that carry_on moves it by (mean - sent)
-        for start, stop in fragment.layout.chunks:
-            fragment.anchor.flat[start:stop].copy_(kept.read(start, fragment.anchor.flat[start:stop]))
+    if any(entry.track is track for entry in state.queue):
+        raise CompositionError(
+            f"{rule.schedule!r} closed round {track.round} of fragment {fragment.index} at step {state.step}, before "
+            f"the one before it had landed by {rule.landing!r}; use a shorter delay or a longer period"
+        )
+    # what else lands at this boundary moves the fragment before a blocking exchange is read
+    moves = any(entry.track.fragment is fragment and entry.lands <= state.step for entry in state.queue)
+    overlapped = isinstance(rule.landing, After) or (moves and rule.carry is not Carry.GRADIENT)
+    kept = snapshot(source, fragment.live, fragment.anchor) if overlapped else None
+    sent = fragment.live.copied() if track.remembers else None
     work = Work(state.work.steps - track.launched.steps, state.work.tokens - track.launched.tokens, state.work.share)
     exchange = rule.mixer.exchange(state.membership, track.round, work, rule.codec, fragment.layout)
     key = Key(track.rule_index, fragment.index, track.round, state.membership.lane)
@@ -115,11 +128,12 @@ def _launch(
         exchange.fold,
         exchange.weight,
         rule.quorum,
-        dict(state.own_signals),
+        # only what all have met for is agreed by all
+        dict(state.own_signals) if exchange.to == state.membership.workers else {},
     )
+    entry = InFlight(key, track, state.step, state.lands(track), track.launched, kept, sent)
     track.round += 1
     track.launched = state.work
-    entry = InFlight(key, track, state.step, state.lands(track), kept)
     state.queue.append(entry)
     events.append(Launched(key, state.step))
     return entry
@@ -134,7 +148,7 @@ def _land(
         return replace(landed, age=state.step - entry.launched, update=track.updates + 1)
 
     def sink(landed: Landed, start: int, mean: Tensor) -> None:
-        _apply(track, live, aged(landed), start, mean)
+        _apply(entry, live, state.membership.me, aged(landed), start, mean)
 
     outcome = entry.outcome or cast(Landed | Lost, (yield Take(entry.key, None if entry.snapshot else sink)))
     state.queue.remove(entry)
@@ -145,17 +159,25 @@ def _land(
         outcome = aged(outcome)
         track.updates += 1
         state.signals.update(outcome.signals)
-    elif track.rule.carry is Carry.GRADIENT:
+    elif track.rule.carry is not Carry.GRADIENT:
+        # the next message holds this round's work too
+        track.launched = entry.since
+    else:
         # own gradients would let the replicas drift apart for good: all skip the step's gradient alike
         for start, stop in track.fragment.layout.chunks:
             live.write(start, torch.zeros(stop - start, dtype=track.fragment.layout.dtype))
     events.append(outcome)
 
 
-def _apply(track: Track, live: Live, landed: Landed, start: int, mean: Tensor) -> None:
+def _apply(entry: InFlight, live: Live, me: int, landed: Landed, start: int, mean: Tensor) -> None:
     """One chunk of a landing: the mean becomes a step, the step moves the anchor, and the merge moves live. `mean` is
-    overwritten."""
-    rule, fragment, stop = track.rule, track.fragment, start + len(mean)
+    overwritten.
+
+    A mean of live becomes the anchor itself, to the bit. A worker that was refused adopts the anchor whatever the
+    merge: what its live holds is what was refused.
+    """
+    track, stop = entry.track, start + len(mean)
+    rule, fragment = track.rule, track.fragment
     if rule.carry is Carry.GRADIENT:
         live.write(start, mean)
         return
@@ -163,13 +185,15 @@ def _apply(track: Track, live: Live, landed: Landed, start: int, mean: Tensor) -
     anchor = fragment.anchor.flat[start:stop]
     if rule.outer:
         step = rule.outer.update(mean, cut(track.outer, start, stop), anchor, landed)
+        anchor.sub_(step)
     else:
-        step = mean.neg_().add_(anchor)
-    anchor.sub_(step)
+        step = (entry.sent.flat[start:stop] if entry.sent else anchor) - mean
+        anchor.copy_(mean)
+    merge = rule.merge if me in landed.peers else adopt()
     near = (
         (lambda tensor: tensor)
         if live.device == anchor.device
         else (lambda tensor: tensor.to(live.device, non_blocking=True))
     )
     for view, first, last in live.segments(start):
-        rule.merge(view, near(step[first:last]), near(anchor[first:last]))
+        merge(view, near(step[first:last]), near(anchor[first:last]))

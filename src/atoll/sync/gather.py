@@ -1,6 +1,6 @@
 """Gather a few numbers from every worker through the group itself, so that reports need no second way of talking."""
 
-import math
+import struct
 from typing import cast
 
 import torch
@@ -12,30 +12,33 @@ from atoll.wire import Keep, Key, Landed, Lost, Membership, Post, Snapshot, Take
 
 GATHERING = -1
 """The rule number of gatherings in their keys."""
+BALLAST = 256.0
+"""Sent beside the bytes of each value, so that no contribution is larger than another by enough to be refused."""
+CELLS = 9
+"""Numbers sent for each value: its eight bytes and the ballast."""
 
 
 class Gathering:
     """One gathering of `len(values)` floats per worker; `rows` holds them by worker once the flow has ended.
 
-    Each worker sends a vector that is zero outside its own place, so the mean over M workers holds every value divided
-    by M. A value that is not finite travels as a mark of its own, because groups refuse contributions that are not.
+    Each worker sends a vector that is zero outside its own place, so the mean over M workers holds everything divided
+    by M. A value travels as its bytes, each a whole number of 0 to 255 times M: the division is exact for any M, no
+    value (nan, inf, a large one beside small ones) is refused by the group, and all come back to the bit.
     """
 
     def __init__(self, membership: Membership, count: int, values: list[float]) -> None:
         self._membership = membership
         self._number = count
         self._width = len(values)
-        layout = Layout.of(
-            [Spec("values", (len(membership.workers), len(values), 2), (2 * len(values), 2, 1), torch.float64)]
-        )
-        self._tree = Tree(layout)
-        mine = membership.workers.index(membership.me)
-        for place, value in enumerate(values):
-            self._cells[mine, place] = torch.tensor([value, 0.0] if math.isfinite(value) else [0.0, 1.0], dtype=torch.float64)
+        shape, stride = (len(membership.workers), CELLS * len(values)), (CELLS * len(values), 1)
+        self._tree = Tree(Layout.of([Spec("values", shape, stride, torch.float64)]))
+        mine = [cell for value in values for cell in (*struct.pack("<d", value), BALLAST)]
+        index = membership.workers.index(membership.me)
+        self._cells[index] = torch.tensor(mine, dtype=torch.float64) * len(membership.workers)
 
     @property
     def _cells(self) -> torch.Tensor:
-        return self._tree.flat.view(len(self._membership.workers), self._width, 2)
+        return self._tree.flat.view(len(self._membership.workers), CELLS * self._width)
 
     def flow(self) -> Flow:
         """Send and receive."""
@@ -46,6 +49,8 @@ class Gathering:
 
     @property
     def rows(self) -> list[list[float]]:
-        """The values of each worker in order of worker numbers; nan where a value was not finite."""
-        workers = len(self._membership.workers)
-        return [[math.nan if mark else value * workers for value, mark in row] for row in self._cells.tolist()]
+        """The values of each worker in order of worker numbers."""
+        return [
+            [struct.unpack("<d", bytes(map(int, row[at : at + 8])))[0] for at in range(0, len(row), CELLS)]
+            for row in self._cells.tolist()
+        ]

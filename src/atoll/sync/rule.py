@@ -1,19 +1,24 @@
 """Rule and Strategy: what is synced, when, with whom, and what becomes of the result. Values: frozen, comparable,
 rebuilt by their repr."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from atoll.errors import CompositionError
 from atoll.parts.codecs import exact
 from atoll.parts.fragments import Fragments, Partition, checked, whole
 from atoll.parts.landings import After, Blocking, Landing
 from atoll.parts.merges import Merge, adopt, carry_on, leave
-from atoll.parts.mixers import Mixer, all_mean
-from atoll.parts.outers import Outer
+from atoll.parts.mixers import Mixer, all_mean, by_tokens, unrounded, weighted
+from atoll.parts.outers import Outer, sgd
 from atoll.parts.schedules import NEVER, Schedule, staggered
 from atoll.trees import Layout, Spec
-from atoll.wire import Codec
+from atoll.wire import Codec, Sum
+
+ROUNDS = 100
+"""Rounds of a schedule that are looked at when a rule is made."""
 
 
 class Carry(Enum):
@@ -60,6 +65,7 @@ class Rule:
     def _impossible(self) -> list[tuple[bool, str]]:
         delta, gradient = self.carry is Carry.DELTA, self.carry is Carry.GRADIENT
         overlapped = isinstance(self.landing, After)
+        mixers = list(_nested(self.mixer))
         return [
             (
                 delta and self.outer is None,
@@ -90,10 +96,25 @@ class Rule:
                 "mean; write adopt() or blend(alpha)",
             ),
             (
+                self.carry is Carry.LIVE and not overlapped and isinstance(self.merge, carry_on),
+                "carry_on() with a blocking LIVE rule would count this worker's own progress twice, once in live and "
+                "once in the mean; write adopt(), or landing=After(n) to keep the steps taken meanwhile",
+            ),
+            (
                 overlapped and self._gap() <= getattr(self.landing, "steps", 0),
-                f"{self.landing!r} is as long as the {self._gap()} inner steps of {self.schedule!r}, so a round would "
-                "land after the next has left; "
-                "use a shorter delay or a longer period",
+                f"{self.landing!r} is as long as the {self._gap()} inner steps between two rounds of "
+                f"{self.schedule!r}, so a round would land after the next has left; use a shorter delay or a longer "
+                "period",
+            ),
+            (
+                any(isinstance(getattr(mixer, "fold", None), Sum) for mixer in mixers) and self.codec != exact(),
+                f"all_mean(Sum()) was given codec={self.codec!r}, but a backend's own all-reduce adds values as they "
+                "are; write codec=exact(), or all_mean(Reduce(...)) to send less",
+            ),
+            (
+                gradient and any(isinstance(mixer, weighted) and mixer.by == by_tokens() for mixer in mixers),
+                "by_tokens() was to weigh gradients, but the tokens of a step are counted after it, so the first would "
+                "weigh nothing; write weighted(by_share(), ...)",
             ),
             (
                 not 0 <= self.quorum < 1,
@@ -103,9 +124,19 @@ class Rule:
         ]
 
     def _gap(self) -> int:
-        """Inner steps between the first two rounds of fragment 0 (without signals)."""
-        first = self.schedule.next(0, 0, {})
-        return self.schedule.next(first, 0, {}) - first if first < NEVER else NEVER
+        """The fewest inner steps between two of the first `ROUNDS` rounds of fragment 0 (without signals)."""
+        due = [self.schedule.next(0, 0, {})]
+        while due[-1] < NEVER and len(due) < ROUNDS:
+            due.append(self.schedule.next(due[-1], 0, {}))
+        return min((later - earlier for earlier, later in pairwise(due)), default=NEVER)
+
+
+def _nested(mixer: Mixer) -> Iterator[Mixer]:
+    """A mixer, the one it holds, and so on."""
+    yield mixer
+    held = getattr(mixer, "mixer", None)
+    if held is not None:
+        yield from _nested(held)
 
 
 @dataclass(frozen=True)
@@ -140,11 +171,12 @@ class Strategy:
         return fragments
 
     def buffer_rule(self) -> Rule | None:
-        """The rule that averages floating buffers (running means): exactly, at the rhythm of the first rule and with
-        its peers."""
+        """The rule that averages floating buffers (running means): exactly, at the rhythm of the first rule, with its
+        peers and quorum. Deltas are carried, so that a buffer nobody writes (a mask, a table) keeps its bits."""
         if not self.rules:
             return None
-        return Rule(self.rules[0].schedule, carry=Carry.LIVE, mixer=self.rules[0].mixer)
+        first = self.rules[0]
+        return Rule(first.schedule, outer=sgd(1.0), mixer=unrounded(first.mixer), quorum=first.quorum)
 
 
 def layout_of(specs: tuple[Spec, ...], names: tuple[str, ...]) -> Layout:

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from atoll.errors import CheckpointError
+from atoll.errors import CheckpointError, ModelError
 from atoll.parts.landings import After
+from atoll.parts.merges import carry_on
 from atoll.parts.mixers import Work
 from atoll.parts.schedules import NEVER
 from atoll.sync.rule import Carry, Rule, Strategy, layout_of
@@ -42,17 +43,29 @@ class Track:
     due: int = NEVER
     launched: Work = Work(0, 0)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether live as it was sent is needed at the landing, to move live by (mean - sent)."""
+        rule = self.rule
+        return rule.carry is Carry.LIVE and isinstance(rule.landing, After) and isinstance(rule.merge, carry_on)
+
 
 @dataclass
 class InFlight:
-    """An exchange between launch and landing. `outcome` is set when it has been collected ahead of its step (for a
-    checkpoint)."""
+    """An exchange between launch and landing.
+
+    `since`: the work done when the round before it left, which counts again if this one is lost. `sent`: live as it
+    was sent, where the track remembers it. `outcome` is set when it has been collected ahead of its step (for a
+    checkpoint).
+    """
 
     key: Key
     track: Track
     launched: int
     lands: int
+    since: Work
     snapshot: Snapshot | None
+    sent: Tree | None = None
     outcome: Landed | Lost | None = None
 
 
@@ -73,7 +86,9 @@ class SyncState:
     due: int = NEVER
 
     def __post_init__(self) -> None:
-        tensors, buffers = trainable(self.model), averaged_buffers(self.model)
+        tensors = trainable(self.model)
+        # a mask of infinities has no mean; like an integer buffer it stays as it is
+        buffers = {name: buffer for name, buffer in averaged_buffers(self.model).items() if buffer.isfinite().all()}
         specs = tuple(spec_of(name, tensor) for name, tensor in tensors.items())
         fragments = self.strategy.divide(specs)
         anchored = any(rule.carry is not Carry.GRADIENT for rule in self.strategy.rules)
@@ -81,9 +96,11 @@ class SyncState:
             _fragment(index, layout_of(specs, names), [tensors[name] for name in names], anchored)
             for index, names in enumerate(fragments)
         ]
-        rules = [(rule, self.fragments) for rule in self.strategy.rules]
+        self._buffers_at = -1
+        rules = [(rule, list(self.fragments)) for rule in self.strategy.rules]
         buffer_rule = self.strategy.buffer_rule()
         if buffers and buffer_rule:
+            self._buffers_at = len(fragments)
             layout = Layout.of(spec_of(name, buffer) for name, buffer in buffers.items())
             self.fragments.append(_fragment(len(fragments), layout, list(buffers.values()), anchored=True))
             rules.append((buffer_rule, self.fragments[-1:]))
@@ -120,6 +137,28 @@ class SyncState:
         due = [track.due for track in self.tracks if track.rule.carry is not Carry.GRADIENT]
         self.due = min(due + [entry.lands for entry in self.queue], default=NEVER)
 
+    def look_again(self) -> None:
+        """Find live tensors again that have another place in memory than when they were last seen: a module may
+        assign a new tensor to a buffer, a user may move the model.
+
+        Raises: ModelError if a tensor has changed its shape, dtype or memory layout.
+        """
+        for fragment in self.fragments:
+            specs = fragment.layout.specs
+            if fragment.index == self._buffers_at:
+                fragment.tensors = [self.model.get_buffer(spec.name) for spec in specs]
+            if not fragment.live.shows(fragment.tensors):
+                if changed := [
+                    spec.name
+                    for spec, tensor in zip(specs, fragment.tensors, strict=True)
+                    if spec_of(spec.name, tensor) != spec
+                ]:
+                    raise ModelError(
+                        f"{changed[0]!r} has another shape, dtype or memory layout than when the run began; change the "
+                        "model before it is handed over"
+                    )
+                fragment.live = Live(fragment.layout, fragment.tensors)
+
     def lands(self, track: Track) -> int:
         """The step at which an exchange of this track that leaves now is used."""
         return self.step + (track.rule.landing.steps if isinstance(track.rule.landing, After) else 0)
@@ -130,9 +169,9 @@ class SyncState:
 
         On an island of several lanes, tensors are whole again as `DTensor`s over the lanes.
         """
-        yield from frozen(self.model).items()
-        if not self.fragments or not self.strategy.rules:
-            yield from averaged_buffers(self.model).items()
+        placed = {spec.name for fragment in self.fragments for spec in fragment.layout.specs}
+        unplaced = frozen(self.model) | averaged_buffers(self.model)
+        yield from ((name, tensor) for name, tensor in unplaced.items() if name not in placed)
         for fragment in self.fragments:
             anchored = (
                 fragment.anchor.named() if fragment.anchor else ((spec.name, None) for spec in fragment.layout.specs)
@@ -160,13 +199,18 @@ class SyncState:
                 for name, tensor in state.items():
                     yield f"{kind}.{track.rule_index}.{track.fragment.index}.{name}", tensor
         for entry in self.queue:
+            name = ".".join(map(str, entry.key))
             if entry.snapshot:
-                yield f"queue.{'.'.join(map(str, entry.key))}", entry.snapshot.tree.flat
+                yield f"queue.{name}", entry.snapshot.tree.flat
+            if entry.sent:
+                yield f"sent.{name}", entry.sent.flat
 
     def meta(self) -> dict[str, Any]:
         """Everything of the state that is not a tensor, as JSON-able values. Exchanges in flight must have been
         collected (`settle`)."""
         return {
+            "strategy": repr(self.strategy),
+            "model": self._form(),
             "work": list(self.work),
             "signals": [self.signals, self.own_signals],
             "tracks": [[track.round, track.updates, list(track.launched)] for track in self.tracks],
@@ -175,6 +219,7 @@ class SyncState:
                     "key": list(entry.key),
                     "launched": entry.launched,
                     "lands": entry.lands,
+                    "since": list(entry.since),
                     "landed": isinstance(entry.outcome, Landed),
                 }
                 | {"outcome": asdict(entry.outcome) if entry.outcome else None}
@@ -185,39 +230,59 @@ class SyncState:
     def load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take up where a saved state stopped.
 
-        Raises: CheckpointError if the tensors are not those of this model and strategy.
+        Raises: CheckpointError if it is the state of another strategy or model, or tensors are missing.
         """
-        self.work = Work(*meta["work"])
-        self.signals, self.own_signals = (dict(signals) for signals in meta["signals"])
-        if len(meta["tracks"]) != len(self.tracks):
+        if meta["strategy"] != repr(self.strategy):
             raise CheckpointError(
-                f"the checkpoint holds {len(meta['tracks'])} rule-fragment pairs but this run has {len(self.tracks)}; "
-                "resume with its own method and model"
+                f"the checkpoint was written by {meta['strategy']} but this run is {self.strategy!r}; resume with its "
+                "own method"
             )
-        for track, (round_, updates, launched) in zip(self.tracks, meta["tracks"], strict=True):
-            track.round, track.updates, track.launched = round_, updates, Work(*launched)
+        if meta["model"] != self._form():
+            raise CheckpointError(
+                "the checkpoint was written with a model whose parameters differ from this one's in name, shape, dtype "
+                "or memory layout; resume with its own model"
+            )
         by_place = {(track.rule_index, track.fragment.index): track for track in self.tracks}
-        self.queue = []
-        for saved in meta["queue"]:
-            key = Key(*saved["key"])
-            track = by_place[key.rule, key.fragment]
-            record: dict[str, Any] = dict(saved["outcome"]) | {"key": key}
-            if saved["landed"]:
-                record |= {name: tuple(record[name]) for name in ("peers", "norms", "refused")}
-            outcome = Landed(**record) if saved["landed"] else Lost(**record)
-            self.queue.append(
-                InFlight(key, track, saved["launched"], saved["lands"], Snapshot(Tree(track.fragment.layout)), outcome)
-            )
+        self.queue = [
+            _taken_up(saved, by_place[saved["key"][0], saved["key"][1]], Key(*saved["key"])) for saved in meta["queue"]
+        ]
         for name, target in self.tensors():
             source = tensors.get(name)
             if source is None or source.shape != target.shape or source.dtype != target.dtype:
                 seen = "nothing" if source is None else f"{tuple(source.shape)} of {source.dtype}"
                 raise CheckpointError(
                     f"the checkpoint has {seen} where this run needs {name} with {tuple(target.shape)} of "
-                    f"{target.dtype}; resume with its own method and model"
+                    f"{target.dtype}; it is damaged, resume from the one before it"
                 )
             target.copy_(source)
+        self.work = Work(*meta["work"])
+        self.signals, self.own_signals = (dict(signals) for signals in meta["signals"])
+        for track, (round_, updates, launched) in zip(self.tracks, meta["tracks"], strict=True):
+            track.round, track.updates, track.launched = round_, updates, Work(*launched)
         self.plan()
+
+    def _form(self) -> str:
+        """What a state must have in common with a model to be its own: its fragments' tensors, all but their values."""
+        specs = [fragment.layout.specs for fragment in self.fragments]
+        return sha256(repr(specs).encode()).hexdigest()[:16]
+
+
+def _taken_up(saved: Mapping[str, Any], track: Track, key: Key) -> InFlight:
+    """An exchange in flight as it was saved, its tensors still to be filled."""
+    record: dict[str, Any] = dict(saved["outcome"]) | {"key": key}
+    if saved["landed"]:
+        record |= {name: tuple(record[name]) for name in ("peers", "norms", "weights", "refused")}
+    layout = track.fragment.layout
+    return InFlight(
+        key,
+        track,
+        saved["launched"],
+        saved["lands"],
+        Work(*saved["since"]),
+        Snapshot(Tree(layout)),
+        Tree(layout) if track.remembers else None,
+        Landed(**record) if saved["landed"] else Lost(**record),
+    )
 
 
 def _fragment(index: int, layout: Layout, tensors: list[Tensor], anchored: bool) -> Fragment:

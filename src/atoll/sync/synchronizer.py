@@ -75,6 +75,7 @@ class Synchronizer:
     def shared_weights(self) -> Generator[nn.Module]:
         """Lend the model with the shared weights in place of live ones; live comes back when the block ends, whatever
         happens in it."""
+        self.state.look_again()
         lent = [
             (fragment.live, fragment.anchor, fragment.live.copied())
             for fragment in self.state.fragments
@@ -98,7 +99,11 @@ class Synchronizer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.drain()
-        else:
+        if error is not None:
             self.group.abort()
+            return
+        try:
+            self.drain()
+        except BaseException:
+            self.group.abort()
+            raise

@@ -39,7 +39,7 @@ class Shard(Protocol):
 
 
 class Blocks:
-    """Domains in a row, cut into blocks of `width` tokens without a copy; the last tokens, which fill no block, are unused.
+    """Domains in a row, cut into blocks of `width` tokens without a copy; the tokens after the last block are unused.
 
     Args: domains: tokens [tokens] each, of one integer dtype. width: tokens per block.
     """
@@ -136,8 +136,8 @@ class _Joint:
         states: Sequence[Mapping[str, Any]] = state.get("shards", ())
         if len(states) != len(self._shards):
             raise CheckpointError(
-                f"the checkpoint's data position is that of {len(states)} joined shards, but there are {len(self._shards)} "
-                "here; resume with the workers of the run"
+                f"the checkpoint's data position is that of {len(states)} joined shards, but here are "
+                f"{len(self._shards)}; resume with the workers of the run"
             )
         for shard, part in zip(self._shards, states, strict=True):
             shard.load_state_dict(part)

@@ -33,9 +33,9 @@ class Corpus:
 
     Args:
         name: the source as it was asked for. vocab: of the tokenizer.
-        domains: training tokens [tokens] by domain, in the smallest of uint8, uint16 and int32 that holds the vocabulary.
+        domains: training tokens [tokens] by domain, in the smallest of uint8, uint16 and int32 that holds the vocab.
         held_out: tokens [tokens] for evaluation, from all over the corpus.
-        fingerprint: 16 hex digits of the sha256 over the kind of source, the tokenizer, and all domains before the split.
+        fingerprint: 16 hex digits of the sha256 over the kind of source, the tokenizer, and all domains unsplit.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Corpus:
 def load_corpus(source: str, tokenizer: Tokenizer, *, limit: int | None = None) -> Corpus | Stream:
     """Read a source and hold out a part of it.
 
-    - `builtin`: the running interpreter's standard library (`standard_library`), about 11 MB; interpreters differ in it.
+    - `builtin`: the running interpreter's standard library (`standard_library`), about 11 MB; interpreters differ.
     - `text:PATH[#FIELD]`: a file or a folder of text, JSON lines or Parquet (`text_documents`).
     - `hf:NAME[:SUBSET][#FIELD]`: the train split of a data set on the Hugging Face hub, or of a folder that `datasets`
       reads. It is streamed, unless it has at most 256 documents or a limit is given: then it is read into memory.
 
-    One token of 32, at most 2^20, is held out in pieces spread evenly over the corpus; a piece and its neighbours may come
-    from one document. A stream holds out its first 256 documents.
+    One token of 32, at most 2^20, is held out in pieces spread evenly over the corpus; a piece and its neighbours may
+    come from one document. A stream holds out its first 256 documents.
 
     Args: source: as above; FIELD is where JSON, Parquet and hub records have their text, `text` by default.
-        limit: tokens to keep at most, training and held out together: the beginning of each domain, in proportion to its
-        characters.
+        limit: tokens to keep at most, training and held out together: the beginning of each domain, in proportion to
+        its characters.
     Raises: DataError when the source is unknown, missing, empty or not readable.
 
     Example:
@@ -87,10 +87,10 @@ def load_corpus(source: str, tokenizer: Tokenizer, *, limit: int | None = None) 
                 first = list(hub_documents(opened, most=HELD_OUT_DOCUMENTS + 1))
                 domains = _tokenise(first[:HELD_OUT_DOCUMENTS], tokenizer, None)
                 if domains and len(first) > HELD_OUT_DOCUMENTS:
-                    held_out = domains[place][:HELD_OUT_MOST]
+                    held_out = domains[opened.domain][:HELD_OUT_MOST]
                     return Stream(source, tokenizer, opened, held_out, _fingerprint(kind, tokenizer, domains))
             else:
-                domains = _tokenise(hub_documents(opened), tokenizer, {place: limit})
+                domains = _tokenise(hub_documents(opened), tokenizer, {opened.domain: limit})
         case _:
             raise _unknown(source)
     if not domains:

@@ -1,9 +1,10 @@
 """Documents: pieces of text with the domain they belong to, read from the standard library or from files."""
 
 import json
+import os
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,10 +33,10 @@ def standard_library() -> Iterator[Document]:
     Raises: DataError where the interpreter comes without its source.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in _files(root) if file.suffix == ".py" and not _left_out(file.relative_to(root))]
+    files = [file for file in _files(root, without=_LEFT_OUT) if file.suffix == ".py"]
     if not files:
         raise DataError(
-            f"builtin was asked for, but this interpreter has no source of its standard library at {root}; use text:PATH"
+            f"builtin was asked for, but this interpreter has no source of its library at {root}; use text:PATH instead"
         )
     tops = [file.relative_to(root).parts[0].removesuffix(".py") for file in files]
     sizes = Counter[str]()
@@ -48,9 +49,9 @@ def standard_library() -> Iterator[Document]:
 def text_documents(path: Path, field: str) -> Iterator[Document]:
     """A file, or all files in a folder by path; names that begin with a dot are left out.
 
-    `.jsonl`, `.ndjson` and `.json` hold one object per line (or one list of them), `.parquet` one row per document, with
-    the text in `field`; every other file is one document of UTF-8 text. A folder's subfolders and files are its domains; a
-    single file is one domain.
+    `.jsonl`, `.ndjson` and `.json` hold one object per line (or one list of them), `.parquet` one row per document,
+    with the text in `field`; every other file is one document of UTF-8 text. A folder's subfolders and files are its
+    domains; a single file is one domain.
 
     Raises: DataError naming the file, when it is missing, unreadable, packed, not UTF-8, or without the field.
     """
@@ -96,14 +97,13 @@ def no_field(field: str, where: str, seen: Iterable[str]) -> DataError:
     )
 
 
-def _files(root: Path) -> list[Path]:
-    found = [(file.relative_to(root), file) for file in root.rglob("*") if file.is_file()]
-    shown = [(name, file) for name, file in found if not any(part.startswith(".") for part in name.parts)]
-    return [file for _, file in sorted(shown, key=lambda pair: pair[0].as_posix())]
-
-
-def _left_out(name: Path) -> bool:
-    return not _LEFT_OUT.isdisjoint(name.parts) or name.parts[0].startswith("config-")
+def _files(root: Path, without: Set[str] = frozenset()) -> list[Path]:
+    found: list[Path] = []
+    # os.walk, because it need not enter what is left out: site-packages may hold a hundred thousand files.
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
+    return sorted(found, key=Path.as_posix)
 
 
 def _read(file: Path, field: str) -> Iterator[str]:
@@ -154,13 +154,13 @@ def _records(line: bytes, field: str, where: str) -> Iterator[str]:
         raise _not_utf8(where, error) from error
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{where} was to be a JSON object, but is not JSON ({error}); write one object per line, or one list of them"
+            f"{where} was to be a JSON object, but is not JSON ({error}); write one object per line, or one list"
         ) from error
     for record in parsed if isinstance(parsed, list) else [parsed]:
         if not isinstance(record, dict):
             raise DataError(
                 f"{where} was to be a JSON object, but holds {type(record).__name__}; "
-                "write one object per line, or one list of them"
+                "write one object per line, or one list"
             )
         if field not in record:
             raise no_field(field, where, sorted(record))

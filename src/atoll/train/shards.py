@@ -54,8 +54,8 @@ class iid:
 class by_domain:
     """Whole domains, so that workers see different text (non-iid): from the largest on, each to the lightest worker.
 
-    The seed has no say in who gets what. A worker's domains are cut in a row; the tokens at their end that fill no block
-    are left over, and nobody uses them.
+    The seed has no say in who gets what. A worker's domains are cut in a row; the tokens at their end that fill no
+    block are left over, and nobody uses them.
 
     Raises: DataError when there are fewer domains than workers.
     """
@@ -74,16 +74,18 @@ class by_domain:
             lightest = min(range(workers), key=loads.__getitem__)
             mine[lightest].append(domain)
             loads[lightest] += domains[domain].numel()
-        cut = [Blocks([domains[domain] for domain in names], width) for names in mine]
-        return [
-            Portion(blocks, np.arange(blocks.count), ", ".join(names)) for blocks, names in zip(cut, mine, strict=True)
-        ]
+        portions: list[Portion] = []
+        for names in mine:
+            blocks = Blocks([domains[domain] for domain in names], width)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            portions.append(Portion(blocks, np.arange(blocks.count), ", ".join(names[:3]) + more))
+        return portions
 
 
 def make_shards(
     corpus: Corpus | Stream, how: Sharding, *, workers: int, batch: int, length: int, seed: int
 ) -> tuple[Shard, ...]:
-    """The shards of all workers, by worker number; shard m is a pure function of the corpus, `how`, seed, m and workers.
+    """The shards of all workers, by number m; shard m is a pure function of the corpus, `how`, seed, m and workers.
 
     Blocks are of length + 1 tokens and do not overlap, so a token is in at most one. A shard holds block numbers, no
     copies of tokens.
@@ -113,9 +115,9 @@ def make_shards(
     for m, portion in enumerate(portions):
         if portion.numbers.size < batch:
             raise DataError(
-                f"{workers} workers with batches of {batch} x {length + 1} tokens need {workers * batch * (length + 1)} "
-                f"training tokens, but {corpus.name} has {corpus.tokens}, and worker {m} would get "
-                f"{portion.numbers.size} of the {batch} blocks that it needs (from {portion.name}); "
+                f"{workers} workers with batches of {batch} x {length + 1} tokens need "
+                f"{workers * batch * (length + 1)} training tokens, but {corpus.name} has {corpus.tokens} and worker "
+                f"{m} would get only {portion.numbers.size} of {batch} blocks (from {portion.name}); "
                 "lower --workers, --batch or --length, or use more data"
             )
     return tuple(
@@ -127,9 +129,9 @@ def make_shards(
 def held_out_batches(corpus: Corpus | Stream, *, batch: int, length: int, most: int) -> list[Tensor]:
     """Batches of held-out tokens, int64 [at most batch, length + 1], the same at every call.
 
-    Rows do not overlap. Where there are more than most * batch, that many are taken evenly from all over. The last batch
-    may have fewer rows, and where not even one row is full there is one batch [1, held-out tokens]: average losses by
-    token, not by batch.
+    Rows do not overlap. Where there are more than most * batch, that many are taken evenly from all over. The last
+    batch may have fewer rows, and where not even one row is full there is one batch [1, held-out tokens]: average
+    losses by token, not by batch.
 
     Args: batch: rows; length: predicted tokens per row; most: batches.
     Raises: DataError when fewer than two tokens are held out.
@@ -137,8 +139,8 @@ def held_out_batches(corpus: Corpus | Stream, *, batch: int, length: int, most: 
     tokens = corpus.held_out
     if tokens.numel() < 2:
         raise DataError(
-            f"a loss on held-out text needs at least 2 tokens, but {corpus.name} is so small that {tokens.numel()} are held "
-            "out; use more data"
+            f"a loss on held-out text needs at least 2 tokens, but {corpus.name} is so small that {tokens.numel()} are "
+            "held out; use more data"
         )
     blocks = Blocks([tokens], min(length + 1, tokens.numel()))
     count = min(blocks.count, most * batch)

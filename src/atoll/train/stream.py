@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atoll.errors import AtollError, CheckpointError, DataError
 from atoll.train.documents import Document, checked_text, no_field
-from atoll.train.tokens import Tokenizer
+from atoll.train.tokens import Tokenizer, first_line
 
 HELD_OUT_DOCUMENTS = 256
 """The first documents of a stream are held out."""
@@ -29,6 +29,11 @@ class Opened:
     dataset: Any
     field: str
 
+    @property
+    def domain(self) -> str:
+        """The last part of the name, so that peers that keep the same folder in different places agree."""
+        return self.name.rpartition("/")[2]
+
     def copy(self) -> Any:
         """A data set with a position of its own."""
         return copy.deepcopy(self.dataset)
@@ -43,7 +48,7 @@ class Opened:
         # What the hub's client and the readers of file formats raise is of no common kind.
         except Exception as error:
             raise DataError(
-                f"hf:{self.name} was being read, but that stopped ({_first_line(error)}); "
+                f"hf:{self.name} was being read, but that stopped ({first_line(error)}); "
                 "check the connection and the data set, and resume"
             ) from error
 
@@ -85,7 +90,7 @@ def open_hub(name: str, field: str) -> Opened:
     except Exception as error:  # as in `Opened.texts`
         seen = "it was not accepted" if Path(path).is_dir() else "no such folder exists, and the hub did not give it"
         raise DataError(
-            f"hf:{name} was asked for, but {seen} ({_first_line(error)}); "
+            f"hf:{name} was asked for, but {seen} ({first_line(error)}); "
             "check the name, the subset and the connection, or use text:PATH"
         ) from error
     if field not in columns:
@@ -96,16 +101,16 @@ def open_hub(name: str, field: str) -> Opened:
 def hub_documents(opened: Opened, *, most: int | None = None) -> Iterator[Document]:
     """The documents from the beginning, at most `most` of them, all of one domain."""
     for text in islice(opened.texts(opened.copy()), most):
-        yield Document(opened.name, text)
+        yield Document(opened.domain, text)
 
 
 class StreamShard:
     """Every k-th document after those held out, packed end to end into rows, in the order of the stream.
 
-    Each worker reads the whole stream and tokenises its own documents. A pass ends with the stream; the tokens that do not
-    fill a batch by then are left out, and the next pass takes the same documents in the same order. The position is that
-    of the last document begun, and the tokens used of it. A stream's length is unknown, so `size` is the tokens of one
-    batch, and all workers weigh the same.
+    Each worker reads the whole stream and tokenises its own documents. A pass ends with the stream; the tokens that do
+    not fill a batch by then are left out, and the next pass takes the same documents in the same order. The position is
+    that of the last document begun, and the tokens used of it. A stream's length is unknown, so `size` is the tokens of
+    one batch, and all workers weigh the same.
 
     Args: stream; worker, of workers: which documents. batch, length: rows, and predicted tokens per row.
     """
@@ -130,8 +135,9 @@ class StreamShard:
                 have += document.numel()
             elif rewound:
                 raise DataError(
-                    f"worker {self._worker} of {self._workers} needs {self.size} tokens for one batch, but its documents of "
-                    f"{self._stream.name} have only {have}; lower --workers, --batch or --length, or use more data"
+                    f"worker {self._worker} of {self._workers} needs {self.size} tokens for one batch, but its "
+                    f"documents of {self._stream.name} have only {have}; "
+                    "lower --workers, --batch or --length, or use more data"
                 )
             else:
                 self.passes += 1
@@ -159,8 +165,9 @@ class StreamShard:
             document = self._next_document() if used else self._rest
         except (KeyError, TypeError, ValueError, DataError) as error:
             raise self._elsewhere(str(error)) from error
-        if document is None or document.numel() < used:
-            raise self._elsewhere(f"document {state['document']} is missing or shorter than {used} tokens")
+        if document is None or document.numel() < used or self._begun != state["document"]:
+            where = f"token {used} of document {state['document']}"
+            raise self._elsewhere(f"worker {self._worker} of {self._workers} has no {where}")
         # Until it has yielded something, a data set does not tell where it was put.
         self._before = state["stream"]
         self._rest = document[used:]
@@ -168,7 +175,7 @@ class StreamShard:
     def _elsewhere(self, why: str) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint's data position was looked up in {self._stream.name}, but is not there ({why}); "
-            "resume with the data and tokenizer of the run"
+            "resume with the data, tokenizer and workers of the run"
         )
 
     def _rewind(self, position: Any) -> None:
@@ -199,7 +206,3 @@ class StreamShard:
             tokens = torch.cat([tokens, torch.tensor([tokenizer.end])])
         self._begun, self._before, self._length = self._next - 1, before, tokens.numel()
         return tokens
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" :")

@@ -62,8 +62,7 @@ class _Hub:
         self._tokenizer = tokenizer
 
     def encode(self, text: str) -> Tensor:
-        # verbose=False: a document longer than the tokenizer's model is no reason to warn, since documents are cut
-        # into blocks.
+        # verbose=False: a document longer than the tokenizer's model is no reason to warn, as it will be cut.
         ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
         return torch.tensor(ids, dtype=torch.int32)
 
@@ -95,17 +94,16 @@ def hub_tokenizer(path_or_name: str) -> Tokenizer:
     # transformers lets through whatever a bad file raises inside of it.
     except Exception as error:
         seen = (
-            "the folder's files were not accepted"
-            if folder.is_dir()
-            else "no such folder exists, and the hub did not give it"
+            "its files were not accepted" if folder.is_dir() else "no such folder exists, and the hub did not give it"
         )
         raise DataError(
-            f"the tokenizer {path_or_name!r} was asked for, but {seen} ({_first_line(error)}); "
+            f"the tokenizer {path_or_name!r} was asked for, but {seen} ({first_line(error)}); "
             "give the path of a folder with tokenizer files, a name on the hub that this machine can reach, or bytes"
         ) from error
     # Only the last part of a folder's path, so that peers that keep the same tokenizer in different places agree.
     return _Hub(folder.resolve().name if folder.is_dir() else path_or_name, tokenizer)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library raised, short enough to quote."""
     return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" :")

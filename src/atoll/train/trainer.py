@@ -27,7 +27,7 @@ from atoll.wire import Event, Landed, Lost, PeerGroup
 
 EVALUATIONS = 20
 """Evaluations of the shared model along a run."""
-EVALUATED = 16
+EVALUATED = 8
 """Held-out batches per evaluation, at most, of `ROWS` sequences: the same text whatever the training batch."""
 ROWS = 16
 SAVE_EVERY = 50

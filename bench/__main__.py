@@ -1,0 +1,27 @@
+"""Run the benches named on the command line, or all of them; each prints a line per figure."""
+
+import sys
+from collections.abc import Callable, Iterator
+
+from bench import after_step, boundary, memory, throughput
+from bench.measure import Figure
+
+BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
+    "after_step": after_step.figures,
+    "boundary": boundary.figures,
+    "memory": memory.figures,
+    "throughput": throughput.figures,
+}
+
+
+def main(names: list[str]) -> None:
+    unknown = sorted(set(names) - set(BENCHES))
+    if unknown:
+        sys.exit(f"there is no bench called {', '.join(unknown)}; name some of {', '.join(BENCHES)}, or none for all")
+    for name in names or BENCHES:
+        for figure in BENCHES[name]():
+            print(f"{name:<11}{figure}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

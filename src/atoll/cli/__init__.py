@@ -1,0 +1,236 @@
+"""The command line: `atoll train METHOD`, `atoll compare METHOD...`, `atoll explain METHOD`.
+
+Options are those of typed signatures: a method's function, and the dataclasses in `recipes.options`. Nothing heavy is imported before it is
+known what was asked. Exit status: 0; 2 for what cannot work as asked; 1 for what went wrong on the way; 130 for an interrupt.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, TextIO
+
+from atoll import __version__
+from atoll.errors import AtollError, UsageError
+from atoll.recipes.values import bits_per_second, parameters, suggestion
+
+if TYPE_CHECKING:
+    from atoll.recipes.options import Options
+    from atoll.train.run import Method, Run
+    from atoll.wire import PeerGroup
+
+USAGE = """usage: atoll COMMAND ...
+
+  atoll train METHOD       train a language model, its workers in turns in this process (under torchrun: one worker per process)
+  atoll compare METHOD...  several methods on the same data, seeds and budget: a table, a picture, a file
+  atoll explain METHOD     what a method sends, when it leaves and lands, how long a link takes; its paper; its plain loop
+
+  atoll COMMAND --help     the methods; after METHOD its options
+  atoll --version
+"""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Do what the command line asks. Returns the exit status."""
+    try:
+        return _dispatch(list(sys.argv[1:] if args is None else args))
+    except SystemExit as end:  # tyro has printed help
+        return int(end.code or 0)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except AtollError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        what = error.filename or "a file"
+        print(f"{what} could not be used ({error.strerror or error}); what was complete before stays complete", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as interrupt:
+        print(*interrupt.args or ["interrupted"], file=sys.stderr)
+        return 130
+
+
+def _dispatch(args: list[str]) -> int:
+    commands: dict[str, Callable[[list[str]], None]] = {"train": _train, "compare": _compare, "explain": _explain}
+    match args:
+        case []:
+            print(USAGE, end="", file=sys.stderr)
+            return 2
+        case ["--version", *_]:
+            print(f"atoll {__version__}")
+        case ["-h" | "--help", *_]:
+            print(USAGE, end="")
+        case [command, *rest]:
+            if command not in commands:
+                raise UsageError(f"atoll has no command {command!r}; {suggestion(command, [*commands, '--help', '--version'])}")
+            commands[command](rest)
+    return 0
+
+
+def _train(args: list[str]) -> None:
+    from atoll.recipes.options import Keeping, Options
+
+    method, values = _method("train", args, run=Options, output=Keeping)
+    keeping: Keeping = values["output"]
+    with _results_on(keeping.json) as stdout, _resumable(keeping.out), _groups(values["run"], method) as (run, groups):
+        from atoll.cli.show import json_line, summary
+        from atoll.train.plots import plot_curves
+        from atoll.train.trainer import train
+
+        result = train(run, groups, out=keeping.out, resume=keeping.resume, save_every=keeping.save_every)
+        if groups[0].membership.me == 0:
+            if keeping.out:
+                plot_curves(keeping.out / "curves.png", {method.name: [result]})
+            print(json_line(result.as_json()) if keeping.json else summary(result, keeping.out), file=stdout)
+
+
+def _compare(args: list[str]) -> None:
+    from rich.console import Console
+
+    from atoll.cli.flags import parsed
+    from atoll.cli.show import json_line
+    from atoll.recipes.compare import as_json, compare, entries, side_by_side_at_most
+    from atoll.recipes.options import Comparing, Options
+    from atoll.recipes.specs import rows
+    from atoll.recipes.table import lines, table
+
+    if _launched():
+        raise UsageError("atoll compare starts processes of its own; start it without torchrun, or use torchrun with atoll train")
+    description = "Compare methods, each as METHOD or METHOD:KEY=VALUE,KEY=VALUE, such as diloco:period=10 or single:steps=4000."
+    values, specs = parsed("atoll compare", args, description, words="METHOD...", run=Options, comparison=Comparing)
+    options: Options = values["run"]
+    comparing: Comparing = values["comparison"]
+    compared = rows(specs, options, comparing.period)
+    out = comparing.directory()
+    planned = entries(compared, seeds=comparing.seeds, out=out)
+    jobs = side_by_side_at_most([entry.run for entry in planned], comparing.jobs)
+    with _results_on(comparing.json) as stdout, _resumable(out):
+        results = compare(planned, out, jobs=jobs, resume=comparing.resume, save_every=comparing.save_every)
+        shown = lines(compared, results, options.steps * options.accumulate * options.batch)
+        wall_s = sum(result.wall_s for each in results.values() for result in each)
+        console = Console(file=sys.stderr if comparing.json else stdout)
+        console.print(table(shown, seeds=comparing.seeds, wall_s=wall_s, jobs=jobs))
+        print(f"{out / 'compare.png'} shows the curves, {out / 'compare.json'} has the numbers", file=sys.stderr)
+        if comparing.json:
+            print(json_line(as_json(results)), file=stdout)
+
+
+def _explain(args: list[str]) -> None:
+    from atoll.recipes.options import Asking
+
+    method, values = _method("explain", args, question=Asking)
+    asking: Asking = values["question"]
+    rate = bits_per_second("--bandwidth", asking.bandwidth) if asking.bandwidth else None
+    if asking.cite:
+        from atoll.recipes.papers import citation
+
+        print(citation(method.name), end="")
+    elif asking.as_loop:
+        import inspect
+
+        from atoll.testing import reference
+
+        print(inspect.getsource(getattr(reference, method.name.replace("-", "_"))), end="")
+    else:
+        from atoll.cli.show import in_words
+        from atoll.sync.explain import explain
+        from atoll.recipes.shapes import meta_model
+
+        model = meta_model(asking.model, asking.vocab)
+        explained = explain(
+            model, method.strategy, workers=asking.workers, steps=asking.steps, rate=rate, step_time=asking.step_time
+        )
+        print(f"{method.name} with {asking.model}, {asking.workers} workers, {asking.steps} steps\n")
+        print(in_words(explained, asking.bandwidth))
+
+
+def _method(command: str, args: list[str], **parts: Callable[..., Any]) -> tuple["Method", dict[str, Any]]:
+    """The method that the first word names, made with its own options, and the parts made with the rest."""
+    from atoll.cli.flags import parsed
+    from atoll.recipes.methods import METHODS
+
+    match args:
+        case ["-h" | "--help", *_]:
+            print(f"usage: atoll {command} METHOD [OPTIONS]\n")
+            for name, function in METHODS.items():
+                print(fill(_about(function), 118, initial_indent=f"  {name:16}", subsequent_indent=" " * 18))
+            print(f"\n  atoll {command} METHOD --help   its options")
+            raise SystemExit(0)
+        case [name, *rest] if name in METHODS:
+            for word in rest:
+                _refuse_anothers(name, word.partition("=")[0])
+            values, _ = parsed(f"atoll {command} {name}", rest, f"{command.capitalize()} {name}.", method=METHODS[name], **parts)
+            return values.pop("method"), values
+        case [name, *_] if not name.startswith("-"):
+            raise UsageError(f"atoll {command} does not know the method {name!r}; {suggestion(name, METHODS)}")
+        case _:
+            raise UsageError(f"atoll {command} needs a method before its options; give one of {', '.join(METHODS)}")
+
+
+def _about(function: Callable[..., Any]) -> str:
+    """The first paragraph of a docstring, in one line."""
+    return " ".join((function.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _refuse_anothers(name: str, flag: str) -> None:
+    """Say whose option this is, if it is other methods' and not this one's."""
+    from atoll.recipes.methods import METHODS
+
+    key = flag.removeprefix("--").replace("-", "_")
+    owners = [method for method, function in METHODS.items() if key in parameters(function)]
+    if flag.startswith("--") and owners and name not in owners:
+        raise UsageError(f"{name} has no option {flag}, which belongs to {', '.join(owners)}; leave it out")
+
+
+def _launched() -> bool:
+    """Whether torchrun started this process; these names are its protocol."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextmanager
+def _groups(options: "Options", method: "Method") -> "Generator[tuple[Run, Sequence[PeerGroup]]]":
+    """The run, and the ways of this process's workers to the others: all of them, or one where torchrun started a process for each."""
+    if _launched():
+        from atoll.peers.torchdist import TorchGroup
+
+        world = int(os.environ["WORLD_SIZE"])
+        if options.workers not in (None, world):
+            raise UsageError(f"--workers was {options.workers}, but torchrun started {world} processes, one per worker; leave --workers out")
+        run = replace(options, workers=world).run(method)
+        with TorchGroup.connect() as group:
+            yield run, [group]
+    else:
+        from atoll.peers.memory import Hub
+
+        run = options.run(method)
+        hub = Hub(run.workers)
+        yield run, [hub.group(worker) for worker in range(run.workers)]
+
+
+@contextmanager
+def _results_on(json: bool) -> Generator[TextIO]:
+    """The real stdout; with JSON, whatever anyone prints meanwhile goes to stderr."""
+    stdout = sys.stdout
+    if json:
+        with redirect_stdout(sys.stderr):
+            yield stdout
+    else:
+        yield stdout
+
+
+@contextmanager
+def _resumable(out: Path | None) -> Generator[None]:
+    """Let an interrupt say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = (
+            f"the same command with --out {out} --resume goes on from the last complete checkpoint"
+            if out
+            else "nothing was kept; give --out DIR to be able to resume"
+        )
+        raise KeyboardInterrupt(f"interrupted; {how}") from None

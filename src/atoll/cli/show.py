@@ -1,0 +1,76 @@
+"""What a person reads on stdout."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.recipes.compare import finite
+from atoll.sync.explain import Exchanges, Explanation
+from atoll.train.metrics import size
+from atoll.train.run import Result
+from atoll.wire import Keep, Reduce, Sum
+
+
+def json_line(value: Any) -> str:
+    """One line of JSON; nan and inf become null."""
+    return json.dumps(finite(value), allow_nan=False)
+
+
+def summary(result: Result, out: Path | None) -> str:
+    """A finished run in a few lines."""
+    workers = " ".join(f"{loss:.4f}" for loss in result.val_loss_workers)
+    rounds = f"{result.rounds} rounds" if result.rounds else "no communication"
+    lines = [
+        f"{result.method}: {result.workers} workers, {result.steps} steps, {rounds}, {result.tokens:,} tokens, {result.wall_s:.1f} s",
+        f"held-out loss {result.val_loss:.4f} nats per token of the shared model, {workers} of the workers' own",
+        f"{size(result.bytes_sent_per_worker)} sent per worker; digest {result.digest}",
+    ]
+    if out:
+        lines.append(f"{out / 'model'} loads with transformers; {out / 'curves.png'} shows the curve")
+    return "\n".join(lines)
+
+
+def in_words(explained: Explanation, bandwidth: str | None) -> str:
+    """A paragraph for each fragment and rule, and one for all together."""
+    return "\n\n".join([_paragraph(each, bandwidth) for each in explained.exchanges] + [_totals(explained)])
+
+
+def _paragraph(each: Exchanges, bandwidth: str | None) -> str:
+    lands = f"{each.delay} inner step{'s' * (each.delay > 1)} later" if each.delay else "at once: training waits"
+    lines = [
+        f"fragment {each.fragment}: {each.parameters:,} parameters in {len(each.names)} tensors ({each.names[0]} ...)",
+        f"  sends     {size(each.nbytes)} of {each.carry.value} per exchange and worker",
+        f"  combined  {_fold(each)}, {each.why}",
+        f"  leaves    after inner step {_steps(each.leaves)}",
+        f"  lands     {lands}",
+    ]
+    if each.seconds is not None:
+        lines.append(f"  takes     {each.seconds:.3g} s at {bandwidth}")
+    return "\n".join(lines)
+
+
+def _steps(steps: Sequence[int]) -> str:
+    if len(steps) <= 4:
+        return ", ".join(map(str, steps)) or "none of this run"
+    return f"{steps[0]}, {steps[1]}, {steps[2]}, ... {steps[-1]} ({len(steps)} times)"
+
+
+def _fold(each: Exchanges) -> str:
+    match each.fold:
+        case Keep():
+            return "every wire kept as it was sent"
+        case Reduce():
+            return "each worker reduces its part and returns it"
+        case Sum():
+            return "the backend's own sum"
+
+
+def _totals(explained: Explanation) -> str:
+    count = sum(len(each.leaves) for each in explained.exchanges)
+    if not count:
+        return f"In {explained.steps} steps nothing is sent."
+    total = f"In {explained.steps} steps each worker takes part in {count} exchanges and sends {size(explained.nbytes)} ({explained.nbytes:,} bytes)."
+    if explained.blocked is not None:
+        total += f"\nIt waits for the link {explained.blocked:.1%} of the time (latency, encoding and outer steps are not counted)."
+    return total

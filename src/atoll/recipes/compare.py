@@ -1,0 +1,212 @@
+"""Several methods on the same data, with the same seeds and budget, as one table, one picture and one file."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from atoll.errors import CheckpointError, DataError, UsageError
+from atoll.peers.memory import Hub
+from atoll.recipes.jobs import side_by_side
+from atoll.recipes.specs import Row
+from atoll.train.plots import plot_curves
+from atoll.train.run import Result, Run
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a comparison: the row it belongs to, and its directory."""
+
+    label: str
+    run: Run
+    out: Path
+
+
+def entries(rows: Sequence[Row], *, seeds: int, out: Path) -> list[Entry]:
+    """Every row with seeds s, s + 1, ..., each run with a directory of its own in `out`; seed by seed, so that whole tables come first."""
+    return [
+        Entry(row.label, replace(row.run, seed=row.run.seed + each), out / _folder(row.label) / f"seed-{row.run.seed + each}")
+        for each in range(seeds)
+        for row in rows
+    ]
+
+
+def _folder(label: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "-", label)
+
+
+def compare(
+    planned: Sequence[Entry], out: Path, *, jobs: int = 1, resume: bool = False, save_every: int | None = None
+) -> dict[str, list[Result]]:
+    """Carry out the runs that are not finished yet, and write `out`/compare.json and `out`/compare.png.
+
+    Args: jobs: runs side by side, each in a process; 1 for none but this one. resume: go on with what `out` holds; finished runs are not
+        repeated. save_every: inner steps between checkpoints.
+    Returns: results by label, in the order of the entries.
+    Raises: UsageError if `out` holds runs already; CheckpointError if they are others; whatever a run raises. Other runs stop with it.
+    """
+    results = {index: done for index, entry in enumerate(planned) if (done := _finished(entry, resume=resume))}
+    left = [index for index in range(len(planned)) if index not in results]
+    work = [(planned[index].run, planned[index].out, _begun(planned[index]), save_every) for index in left]
+    at_once = min(jobs, len(work))
+    if at_once > 1:
+        with _Watch([planned[index] for index in left]) as watch, closing(side_by_side(_train, work, at_once, watch.look)) as done:
+            for number, result in done:
+                results[left[number]] = result
+                watch.ended(number)
+    else:
+        for index, job in zip(left, work, strict=True):
+            results[index] = _train(*job, quiet=False)
+    grouped: dict[str, list[Result]] = {}
+    for index, entry in enumerate(planned):
+        grouped.setdefault(entry.label, []).append(results[index])
+    if len(texts := {result.data for result in results.values()}) > 1:
+        raise DataError(
+            f"the runs in {out} did not read the same text ({', '.join(sorted(texts))}), so they cannot be compared; it changed meanwhile: give another --out"
+        )
+    write_json(out / "compare.json", as_json(grouped))
+    plot_curves(out / "compare.png", grouped)
+    return grouped
+
+
+def side_by_side_at_most(runs: Sequence[Run], asked: int | None) -> int:
+    """How many of the runs share the machine: as many as asked for, or as there are cores for their threads; no more than there are runs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(asked or max(1, cores // max(run.threads for run in runs)), len(runs))
+
+
+def _train(run: Run, out: Path, resume: bool, save_every: int | None, quiet: bool = True) -> Result:
+    """One whole run, its workers in turns."""
+    # Here, because it imports transformers, which the process that only waits for others does without.
+    from atoll.train.trainer import train
+
+    hub = Hub(run.workers)
+    groups = [hub.group(worker) for worker in range(run.workers)]
+    return train(run, groups, out=out, resume=resume, save_every=save_every, quiet=quiet)
+
+
+def _begun(entry: Entry) -> bool:
+    return (entry.out / "config.json").exists()
+
+
+def _finished(entry: Entry, *, resume: bool) -> Result | None:
+    """The result of a run that has ended already."""
+    if not _begun(entry):
+        return None
+    if not resume:
+        raise UsageError(f"{entry.out} already holds a run; give --resume to go on with that comparison, or another --out")
+    path = entry.out / "result.json"
+    if not path.exists():
+        return None
+    try:
+        asked = json.loads((entry.out / "config.json").read_text())["run"]
+        saved = json.loads(path.read_text())
+        result = Result(**saved | {"curve": tuple(map(tuple, saved["curve"])), "val_loss_workers": tuple(saved["val_loss_workers"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # cut short as it was written: the run's last checkpoint gives it again
+    if asked != repr(entry.run):
+        raise CheckpointError(
+            f"{entry.out} holds a run with other options than {entry.label} has now; compare with the options it was started with, or give another --out"
+        )
+    return result
+
+
+def as_json(grouped: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """`{"runs": [...]}`: one object for each run, as `atoll train --json` prints it, with the label of its row."""
+    return {"runs": [{"label": label} | finite(result.as_json()) for label, results in grouped.items() for result in results]}
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for numbers that JSON does not know (nan, inf).
+
+    Example:
+        >>> finite({"loss": [1.0, float("nan")]})
+        {'loss': [1.0, None]}
+    """
+    match value:
+        case dict():
+            return {name: finite(each) for name, each in value.items()}
+        case list() | tuple():
+            return [finite(each) for each in value]
+        case float() if value != value or abs(value) == float("inf"):
+            return None
+        case _:
+            return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file that is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    os.replace(beside, path)
+
+
+class _Watch:
+    """Progress of runs in other processes, read from their metrics: a bar for each that has begun and not ended."""
+
+    def __init__(self, watched: Sequence[Entry]) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._all = self._progress.add_task("runs", total=len(watched), loss="")
+        self._tails = [_Tail(entry.out / "metrics.jsonl") for entry in watched]
+        self._bars = [self._bar(entry) for entry in watched]
+
+    def _bar(self, entry: Entry) -> TaskID:
+        return self._progress.add_task(f"{entry.label} seed {entry.run.seed}", total=entry.run.steps, visible=False, loss="")
+
+    def look(self) -> None:
+        """Read what is new."""
+        for tail, bar in zip(self._tails, self._bars, strict=True):
+            for record in tail.new():
+                if record["kind"] == "step":
+                    loss = sum(record["loss"]) / len(record["loss"])
+                    self._progress.update(bar, completed=record["step"], loss=f"loss {loss:.3f}", visible=True)
+
+    def ended(self, number: int) -> None:
+        """One run less."""
+        self._tails[number].stop()
+        self._progress.update(self._bars[number], visible=False)
+        self._progress.advance(self._all)
+
+    def __enter__(self) -> "_Watch":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+class _Tail:
+    """New whole lines of a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._over = path, 0, False
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        if self._over or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._at += len(line)
+                yield json.loads(line)
+
+    def stop(self) -> None:
+        self._over = True

@@ -1,0 +1,170 @@
+"""The options of each command beside a method's own, as a person gives them. Commands derive their flags from these."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from atoll.errors import UsageError
+from atoll.recipes.methods import weigh_by_share
+from atoll.recipes.values import AtLeast, Count, Positive
+from atoll.train.inner import AdamW, Inner, Muon
+from atoll.train.run import Data, Method, Run
+from atoll.train.shards import by_domain, iid
+
+INNERS = {"adamw": AdamW, "muon": Muon}
+SHARDINGS = {"iid": iid(), "by-domain": by_domain()}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a run, whatever the method.
+
+    Args:
+        workers: replicas of the model, each with data of its own; 4 by default, and 1 for a method that never syncs
+        steps: inner steps of each worker
+        seed: of weights, data order and dropout
+        data: builtin, text:PATH (a file or folder of text, JSON lines or Parquet) or hf:NAME (streamed from the hub)
+        model: a named size
+        init: start from this pretrained model (a path or a hub name) instead of random weights
+        tokenizer: bytes, or the path or hub name of a Hugging Face tokenizer
+        shards: how workers share the data; by-domain gives each whole domains and weighs deltas by their size
+        batch: sequences per worker and micro-batch
+        length: tokens per sequence
+        accumulate: micro-batches per inner step
+        lr: peak learning rate of the inner optimizer; its own default if left out
+        weight_decay: of the inner optimizer; its own default if left out
+        inner: inner optimizer; the method's if left out
+        warmup: inner steps of linear warm-up, then cosine to the end; 50, or a tenth of a shorter run, if left out
+        clip: largest norm of a gradient
+        precision: bf16 is autocast, parameters stay fp32
+        threads: intra-op threads; they change bits
+    """
+
+    workers: Count | None = None
+    steps: Count = Run.steps
+    seed: Annotated[int, AtLeast(0)] = Run.seed
+    data: str = Data.source
+    model: str = Run.model
+    init: str | None = None
+    tokenizer: str = Data.tokenizer
+    shards: Literal["iid", "by-domain"] = "iid"
+    batch: Count = Data.batch
+    length: Count = Data.length
+    accumulate: Count = Run.accumulate
+    lr: Positive | None = None
+    weight_decay: Annotated[float, AtLeast(0)] | None = None
+    inner: Literal["adamw", "muon"] | None = None
+    warmup: Annotated[int, AtLeast(0)] | None = None
+    clip: Positive = Run.clip
+    precision: Literal["fp32", "bf16"] = "fp32"
+    threads: Count = Run.threads
+
+    def run(self, method: Method) -> Run:
+        """The run of `method` with these options.
+
+        Raises: UsageError if they do not fit one another.
+        """
+        method = replace(method, inner=self._inner(method.inner))
+        if self.shards == "by-domain":
+            method = weigh_by_share(method)
+        return Run(
+            method,
+            model=self.model,
+            init=self.init,
+            data=Data(self.data, self.tokenizer, SHARDINGS[self.shards], self.batch, self.length),
+            workers=self.workers or (Run.workers if method.strategy.rules else 1),
+            steps=self.steps,
+            accumulate=self.accumulate,
+            warmup=min(Run.warmup, self.steps // 10) if self.warmup is None else self.warmup,
+            clip=self.clip,
+            precision=self.precision,
+            seed=self.seed,
+            threads=self.threads,
+        )
+
+    def _inner(self, own: Inner) -> Inner:
+        given = {"lr": self.lr, "weight_decay": self.weight_decay}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return replace(INNERS[self.inner]() if self.inner else own, **changes)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What `atoll train` keeps and shows.
+
+    Args:
+        out: run directory for config, metrics, picture, checkpoints and model; nothing is written without one
+        resume: go on from the last complete checkpoint in --out
+        save_every: inner steps between checkpoints; the period if left out
+        json: end with one line of JSON on stdout; everything else goes to stderr
+    """
+
+    out: Path | None = None
+    resume: bool = False
+    save_every: Count | None = None
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        given = "--resume" if self.resume else "--save-every" if self.save_every else None
+        if given and not self.out:
+            raise UsageError(f"{given} was given without a run directory; give --out DIR too")
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """What `atoll compare` repeats, keeps and shows.
+
+    Args:
+        period: of every method that has one and is not given its own, as in diloco:period=10
+        seeds: runs of each method, with seeds SEED, SEED + 1, ...
+        jobs: runs side by side; as many as there are cores if left out
+        out: directory for compare.json, compare.png and the runs; the first free one of runs/compare, runs/compare-2, ... if left out
+        resume: go on with the comparison in --out; finished runs are not repeated
+        save_every: inner steps between checkpoints; the period if left out
+        json: end with one line of JSON on stdout; everything else goes to stderr
+    """
+
+    period: Count | None = None
+    seeds: Count = 1
+    jobs: Count | None = None
+    out: Path | None = None
+    resume: bool = False
+    save_every: Count | None = None
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.resume and not self.out:
+            raise UsageError("--resume was given without the directory of the comparison; give --out DIR too")
+
+    def directory(self) -> Path:
+        """Where to write."""
+        number, folder = 1, self.out or Path("runs/compare")
+        while not self.out and folder.exists():
+            number += 1
+            folder = Path(f"runs/compare-{number}")
+        return folder
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What `atoll explain` is asked.
+
+    Args:
+        model: a named size
+        vocab: tokens of the tokenizer, for sizes without a vocabulary of their own (256 for bytes)
+        workers: replicas of the model
+        steps: inner steps of the run
+        bandwidth: of each worker's link, such as 100Mbit or 12MB
+        step_time: seconds of an inner step
+        cite: print the paper as BibTeX instead
+        as_loop: print the method as a plain loop instead
+    """
+
+    model: str = Run.model
+    vocab: Count = 256
+    workers: Count = Run.workers
+    steps: Count = Run.steps
+    bandwidth: str | None = None
+    step_time: Positive | None = None
+    cite: bool = False
+    as_loop: bool = False

@@ -1,0 +1,66 @@
+"""Rows of a comparison as a person writes them: `diloco:period=10,outer_momentum=0.6`, `single:steps=4000`."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atoll.errors import UsageError
+from atoll.recipes.methods import METHODS
+from atoll.recipes.options import Options
+from atoll.recipes.values import parameters, parse, suggestion
+from atoll.train.run import Run
+
+OWN = ("workers", "steps", "accumulate", "batch", "lr", "inner")
+"""Common options that a row may have of its own. What is left is the same for all: text, model, seeds."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison: what it is called, and its run with the first seed."""
+
+    label: str
+    run: Run
+
+
+def row(spec: str, options: Options, period: int | None) -> Row:
+    """The row that `spec` asks for: METHOD or METHOD:KEY=VALUE,KEY=VALUE, where keys are the method's parameters and those of `OWN`.
+
+    A method that never syncs trains one worker unless the row says otherwise: k replicas that know nothing of each other would be the
+    same baseline at k times the price.
+
+    Args: period: for a method that has one and is not given its own.
+    Raises: UsageError with the nearest name for an unknown method or key.
+    """
+    name, _, given = spec.partition(":")
+    if name not in METHODS:
+        raise UsageError(f"the method {name!r} is unknown; {suggestion(name, METHODS)}")
+    method_parameters, own_parameters = parameters(METHODS[name]), parameters(Options)
+    arguments: dict[str, Any] = {"period": period} if period and "period" in method_parameters else {}
+    changes: dict[str, Any] = {}
+    for pair in given.split(",") if given else []:
+        key, equals, word = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals:
+            raise UsageError(f"{spec!r} has {pair!r} where a KEY=VALUE belongs; write {name}:KEY=VALUE,KEY=VALUE")
+        if key in method_parameters:
+            arguments[key] = parse(f"{name}:{key}", method_parameters[key].annotation, word.strip())
+        elif key in OWN:
+            changes[key] = parse(f"{name}:{key}", own_parameters[key].annotation, word.strip())
+        else:
+            raise UsageError(f"{spec!r} has the unknown key {key!r}; {suggestion(key, [*method_parameters, *OWN])}")
+    method = METHODS[name](**arguments)
+    if not method.strategy.rules:
+        changes.setdefault("workers", 1)
+    return Row(spec, replace(options, **changes).run(method))
+
+
+def rows(specs: list[str], options: Options, period: int | None) -> list[Row]:
+    """The rows of a comparison.
+
+    Raises: UsageError if there is none, or one twice.
+    """
+    if not specs:
+        raise UsageError(f"atoll compare needs methods to compare; give some of {', '.join(METHODS)}")
+    for spec in specs:
+        if specs.count(spec) > 1:
+            raise UsageError(f"{spec!r} was given twice; give each method once, or with different options ({spec.partition(':')[0]}:KEY=VALUE)")
+    return [row(spec, options, period) for spec in specs]

@@ -1,0 +1,158 @@
+"""What a strategy sends, when it leaves and lands, and how long a link takes for it: from shapes alone, without training."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from atoll.parts.codecs import exact
+from atoll.parts.landings import After
+from atoll.parts.mixers import Work, all_mean, weighted
+from atoll.sync.rule import Carry, Rule, Strategy, layout_of
+from atoll.trees import Layout, averaged_buffers, spec_of, trainable
+from atoll.wire import Fold, Keep, Membership, Reduce, bytes_sent
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """All exchanges of one fragment under one rule in a run.
+
+    Args:
+        rule, fragment: their numbers. names: of the tensors. parameters: elements of all of them. carry: what a message holds.
+        nbytes: bytes that a worker sends in one exchange, headers not counted (of worker 0; others may send less by a rounding).
+        fold: how contributions are combined; why: and why so.
+        leaves: inner steps after which an exchange leaves. delay: inner steps until it lands, 0 where training waits for it.
+        seconds: that one exchange takes on the link, or None where no bandwidth was given.
+    """
+
+    rule: int
+    fragment: int
+    names: tuple[str, ...]
+    parameters: int
+    carry: Carry
+    nbytes: int
+    fold: Fold
+    why: str
+    leaves: tuple[int, ...]
+    delay: int
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a run of `steps` inner steps exchanges.
+
+    Args: exchanges: by rule and fragment. nbytes: that a worker sends in all. blocked: part of the run's time that a worker waits for
+        the link (None without bandwidth and step time).
+    """
+
+    steps: int
+    exchanges: tuple[Exchanges, ...]
+    nbytes: int
+    blocked: float | None
+
+
+def explain(
+    model: nn.Module, strategy: Strategy, *, workers: int, steps: int, rate: float | None = None, step_time: float | None = None
+) -> Explanation:
+    """Compute what `strategy` does with `model`, of which shapes and dtypes count only (it may live on the meta device).
+
+    A worker sends and receives at `rate` at the same time, and its exchanges take the link one after another. Latency, encoding and
+    the outer step are not counted.
+
+    Args: workers: k. steps: inner steps of the run. rate: bits per second of each worker's link. step_time: seconds of an inner step.
+    Raises: CompositionError if strategy and model do not fit.
+
+    Example:
+        >>> import torch
+        >>> from atoll.parts.outers import sgd
+        >>> from atoll.parts.schedules import every
+        >>> with torch.device("meta"):
+        ...     model = nn.Linear(1000, 1000, bias=False)
+        >>> explained = explain(model, Strategy((Rule(every(10), outer=sgd(1.0)),)), workers=4, steps=40, rate=1e9)
+        >>> explained.nbytes, explained.exchanges[0].seconds
+        (24000000, 0.048)
+    """
+    exchanges = tuple(
+        _exchanges(index, rule, number, layout, workers=workers, steps=steps, rate=rate)
+        for index, rule, served in _rules(model, strategy)
+        for number, layout in served
+        if rule.only is None or number in rule.only
+    )
+    blocked = None
+    if rate and step_time:
+        waiting = _waiting(exchanges, steps, step_time)
+        blocked = waiting / (waiting + steps * step_time)
+    return Explanation(steps, exchanges, sum(each.nbytes * len(each.leaves) for each in exchanges), blocked)
+
+
+def _rules(model: nn.Module, strategy: Strategy) -> Iterable[tuple[int, Rule, list[tuple[int, Layout]]]]:
+    """Each rule with the fragments it may serve; last the one of the floating buffers, as in `SyncState`."""
+    specs = tuple(spec_of(name, tensor) for name, tensor in trainable(model).items())
+    fragments = [(number, layout_of(specs, names)) for number, names in enumerate(strategy.divide(specs))]
+    for index, rule in enumerate(strategy.rules):
+        yield index, rule, fragments
+    buffers, rule = averaged_buffers(model), strategy.buffer_rule()
+    if buffers and rule:
+        layout = Layout.of(spec_of(name, buffer) for name, buffer in buffers.items())
+        yield len(strategy.rules), rule, [(len(fragments), layout)]
+
+
+def _exchanges(
+    index: int, rule: Rule, number: int, layout: Layout, *, workers: int, steps: int, rate: float | None
+) -> Exchanges:
+    membership = Membership(tuple(range(workers)), 0)
+    exchange = rule.mixer.exchange(membership, 0, Work(1, 1), rule.codec, layout)
+    nbytes = bytes_sent(exchange.fold, rule.codec, layout, len(exchange.to), 0)
+    return Exchanges(
+        rule=index,
+        fragment=number,
+        names=tuple(spec.name for spec in layout.specs),
+        parameters=layout.numel,
+        carry=rule.carry,
+        nbytes=nbytes,
+        fold=exchange.fold,
+        why=_why(rule, exchange.fold, layout, len(exchange.to)),
+        leaves=tuple(_due(rule, number, steps)),
+        delay=rule.landing.steps if isinstance(rule.landing, After) else 0,
+        seconds=nbytes * 8 / rate if rate else None,
+    )
+
+
+def _due(rule: Rule, fragment: int, steps: int) -> Iterable[int]:
+    step = rule.schedule.next(0, fragment, {})
+    while step <= steps:
+        yield step
+        step = rule.schedule.next(step, fragment, {})
+
+
+def _why(rule: Rule, fold: Fold, layout: Layout, members: int) -> str:
+    if members == 1:
+        return "it meets nobody, so nothing is sent"
+    mixer = rule.mixer
+    while isinstance(mixer, weighted):
+        mixer = mixer.mixer
+    ways: dict[str, Fold] = {"keeping": Keep(), "reducing": fold if isinstance(fold, Reduce) else Reduce(exact())}
+    sent = ", ".join(f"{how} {bytes_sent(each, rule.codec, layout, members, 0):,} bytes" for how, each in ways.items())
+    cheaper = isinstance(mixer, all_mean) and mixer.fold is None
+    return f"{'the way with fewer bytes' if cheaper else 'as the method says'} ({sent})"
+
+
+def _waiting(exchanges: Sequence[Exchanges], steps: int, step_time: float) -> float:
+    """Seconds that a worker waits in the whole run, when its exchanges take the link in the order in which they leave."""
+    leaving: dict[int, list[Exchanges]] = defaultdict(list)
+    for each in exchanges:
+        for step in each.leaves:
+            leaving[step].append(each)
+    landing: dict[int, list[float]] = defaultdict(list)
+    free = waited = 0.0
+    last = max((each.delay for each in exchanges), default=0)
+    for step in range(1, steps + last + 1):
+        # What is in flight when the run ends is waited for at once.
+        trained = min(step, steps) * step_time
+        for each in leaving[step]:
+            free = max(free, trained + waited) + (each.seconds or 0.0)
+            landing[step + each.delay].append(free)
+        waited = max([waited, *(arrival - trained for arrival in landing[step])])
+    return waited

@@ -1,0 +1,170 @@
+"""Several workers of one process, trained side by side by moves that a test chooses; plain means to compare with."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from hypothesis import settings
+from torch import Tensor, nn
+
+from atoll.peers.memory import Hub
+from atoll.sync.drive import take_turns
+from atoll.sync.flow import Flow, drain, settle
+from atoll.sync.rule import Strategy
+from atoll.sync.synchronizer import Synchronizer
+from atoll.testing import toys
+from atoll.testing.toys import MakeOptimizer, draws
+from atoll.wire import Event, Landed, Launched, Lost
+
+Move = Callable[[int, int, nn.Module], None]
+"""(worker, step, model): one inner step, in place."""
+
+
+def examples(count: int) -> Any:
+    """The same `count` examples at every run."""
+    return settings(derandomize=True, deadline=None, max_examples=count)
+
+
+class Numbers(nn.Module):
+    """A model that is one vector of parameters, `w`."""
+
+    def __init__(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(values, dtype=dtype))
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the trained parameters by name."""
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+
+def shared(sync: Synchronizer) -> dict[str, Tensor]:
+    """Copies of the shared model by name, frozen parameters and buffers included."""
+    return {name: tensor.detach().clone() for name, tensor in sync.state.shared()}
+
+
+def push(worker: int, step: int, model: nn.Module, scale: float = 0.01) -> None:
+    """θ ← θ - scale * draws(worker, step): blind to the parameters, so that deltas are known beforehand."""
+    trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    with torch.no_grad():
+        for tensor, displacement in zip(trained, draws(0, worker, step, trained), strict=True):
+            tensor.sub_(displacement, alpha=scale)
+
+
+def still(worker: int, step: int, model: nn.Module) -> None:
+    """No training at all."""
+
+
+def mean(tensors: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
+    """The plain (weighted) mean, in float64."""
+    by = torch.tensor([1.0] * len(tensors) if weights is None else list(weights), dtype=torch.float64)
+    stacked = torch.stack([tensor.double() for tensor in tensors])
+    return (stacked * by.view(-1, *[1] * (stacked.dim() - 1))).sum(0) / by.sum()
+
+
+def close(got: Mapping[str, Tensor] | Tensor, want: Mapping[str, Tensor] | Tensor, tolerance: float = 1e-10) -> bool:
+    """|got - want| <= tolerance |want|, norms over everything."""
+    pairs = [(got, want)] if isinstance(got, Tensor) else [(got[name], want[name]) for name in got]
+    assert isinstance(got, Tensor) or got.keys() == want.keys()
+    error = sum((g.detach().double() - w.detach().double()).square().sum().item() for g, w in pairs)
+    return error**0.5 <= tolerance * sum(w.detach().double().square().sum().item() for _, w in pairs) ** 0.5
+
+
+def bits(tensor: Tensor) -> bytes:
+    """The values of a tensor in logical order, as bytes."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> bool:
+    """Whether names, dtypes and all bits agree."""
+    return got.keys() == want.keys() and all(
+        got[name].dtype == want[name].dtype and bits(got[name]) == bits(want[name]) for name in got
+    )
+
+
+class Team:
+    """`workers` copies of a model under one strategy, in turns. `events[worker]` lists what happened, boundary by
+    boundary."""
+
+    def __init__(
+        self, module: nn.Module, strategy: Strategy, workers: int, *, shares: Sequence[float] | None = None
+    ) -> None:
+        hub = Hub(workers)
+        self.groups = [hub.group(worker) for worker in range(workers)]
+        self.models = [copy.deepcopy(module) for _ in range(workers)]
+        self.syncs = [
+            Synchronizer(model, strategy, group, share=shares[worker] if shares else 1.0)
+            for worker, (model, group) in enumerate(zip(self.models, self.groups, strict=True))
+        ]
+        self.events: list[list[Event]] = [[] for _ in range(workers)]
+
+    @property
+    def step(self) -> int:
+        return self.syncs[0].state.step
+
+    def run(
+        self,
+        steps: int,
+        move: Move = push,
+        *,
+        backward: Move = still,
+        tokens: Callable[[int, int], int] = lambda worker, step: 1,
+        signals: Callable[[int, int], Mapping[str, float]] = lambda worker, step: {},
+    ) -> "Team":
+        """`steps` inner steps more: `backward` before gradients are averaged, `move` after."""
+        for step in range(self.step + 1, self.step + steps + 1):
+            for worker, model in enumerate(self.models):
+                backward(worker, step, model)
+            self._advance([sync.before() for sync in self.syncs])
+            for worker, model in enumerate(self.models):
+                move(worker, step, model)
+            self._advance(
+                [sync.after(tokens(worker, step), signals(worker, step)) for worker, sync in enumerate(self.syncs)]
+            )
+        return self
+
+    def drain(self) -> "Team":
+        self._advance([drain(sync.state) for sync in self.syncs])
+        return self
+
+    def settle(self) -> None:
+        self._advance([settle(sync.state) for sync in self.syncs])
+
+    def _advance(self, flows: Sequence[Flow | None]) -> None:
+        if all(flows):
+            for record, events in zip(self.events, take_turns([f for f in flows if f], self.groups), strict=True):
+                record += events
+        else:
+            assert not any(flows), "some workers are due and others are not"
+
+    def landed(self, worker: int = 0) -> list[Landed]:
+        return [event for event in self.events[worker] if isinstance(event, Landed)]
+
+    def lost(self, worker: int = 0) -> list[Lost]:
+        return [event for event in self.events[worker] if isinstance(event, Lost)]
+
+    def launched(self, worker: int = 0) -> list[tuple[int, int]]:
+        """(step, fragment) of each launch."""
+        return [(event.step, event.key.fragment) for event in self.events[worker] if isinstance(event, Launched)]
+
+
+def live_anchor_outer(sync: Synchronizer) -> list[bytes]:
+    """The bits of live, anchors and outer states: what a lost round leaves alone."""
+    state = sync.state
+    kept = [tensor for name, tensor in state.tensors() if name.startswith(("anchor", "outer"))]
+    return [bits(tensor) for tensor in [*kept, *state.model.parameters(), *state.model.buffers()]]
+
+
+def training(make: MakeOptimizer, seed: int = 0) -> dict[str, Move]:
+    """Moves that train a toy by each worker's own optimizer, for `Team.run(steps, **training(adamw))`."""
+    optimizers: dict[int, torch.optim.Optimizer] = {}
+
+    def backward(worker: int, step: int, model: nn.Module) -> None:
+        toys.backward(model, seed, worker, step)
+
+    def move(worker: int, step: int, model: nn.Module) -> None:
+        trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+        toys.move(trained, optimizers.setdefault(worker, make(trained)))
+
+    return {"backward": backward, "move": move}

@@ -174,8 +174,11 @@ def loss_on(model: nn.Module, data: Data) -> float:
         return model.eval()(*(torch.stack([row[name] for row in data]) for name in ("x", "labels")))["loss"].item()
 
 
-def test_evaluations_and_checkpoints_see_the_shared_model_and_disturb_nothing(tmp_path: Path) -> None:
-    data, held_out = data_of(0, STEPS), data_of(7, 2)
+@pytest.mark.parametrize(("when", "epoch"), [("steps", STEPS), ("epoch", 2)])
+def test_evaluations_and_checkpoints_see_the_shared_model_and_disturb_nothing(
+    when: str, epoch: int, tmp_path: Path
+) -> None:
+    data, held_out = data_of(0, epoch), data_of(7, 2)
 
     def run(folder: str, **options: Any) -> Watch:
         watch = Watch()
@@ -186,9 +189,9 @@ def test_evaluations_and_checkpoints_see_the_shared_model_and_disturb_nothing(tm
     plain = run("plain")
     watched = run(
         "watched",
-        eval_strategy="steps",
+        eval_strategy=when,
         eval_steps=2,
-        save_strategy="steps",
+        save_strategy=when,
         save_steps=2,
         eval_on_start=True,
         per_device_eval_batch_size=len(held_out),

@@ -1,7 +1,8 @@
 """The command line: `atoll train METHOD`, `atoll compare METHOD...`, `atoll explain METHOD`.
 
-Options are those of typed signatures: a method's function, and the dataclasses in `recipes.options`. Nothing heavy is imported before it is
-known what was asked. Exit status: 0; 2 for what cannot work as asked; 1 for what went wrong on the way; 130 for an interrupt.
+Options are those of typed signatures: a method's function, and the dataclasses in `recipes.options`. Nothing heavy is
+imported before it is known what was asked. Exit status: 0; 2 for what cannot work as asked; 1 for what went wrong on
+the way; 130 for an interrupt.
 """
 
 import os
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 USAGE = """usage: atoll COMMAND ...
 
-  atoll train METHOD       train a language model, its workers in turns in this process (under torchrun: one worker per process)
+  atoll train METHOD       train a language model, all workers in this process, or one in each under torchrun
   atoll compare METHOD...  several methods on the same data, seeds and budget: a table, a picture, a file
-  atoll explain METHOD     what a method sends, when it leaves and lands, how long a link takes; its paper; its plain loop
+  atoll explain METHOD     what a method sends, when it leaves and lands, how long a link takes; its paper, its loop
 
   atoll COMMAND --help     the methods; after METHOD its options
   atoll --version
@@ -46,8 +47,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        what = error.filename or "a file"
-        print(f"{what} could not be used ({error.strerror or error}); what was complete before stays complete", file=sys.stderr)
+        what = f"{error.filename or 'a file'} could not be used ({error.strerror or error})"
+        print(f"{what}; what was complete before stays complete", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
         print(*interrupt.args or ["interrupted"], file=sys.stderr)
@@ -64,10 +65,11 @@ def _dispatch(args: list[str]) -> int:
             print(f"atoll {__version__}")
         case ["-h" | "--help", *_]:
             print(USAGE, end="")
-        case [command, *rest]:
-            if command not in commands:
-                raise UsageError(f"atoll has no command {command!r}; {suggestion(command, [*commands, '--help', '--version'])}")
-            commands[command](rest)
+        case _:
+            if args[0] not in commands:
+                known = [*commands, "--help", "--version"]
+                raise UsageError(f"atoll has no command {args[0]!r}; {suggestion(args[0], known)}")
+            commands[args[0]](args[1:])
     return 0
 
 
@@ -99,9 +101,9 @@ def _compare(args: list[str]) -> None:
     from atoll.recipes.table import lines, table
 
     if _launched():
-        raise UsageError("atoll compare starts processes of its own; start it without torchrun, or use torchrun with atoll train")
-    description = "Compare methods, each as METHOD or METHOD:KEY=VALUE,KEY=VALUE, such as diloco:period=10 or single:steps=4000."
-    values, specs = parsed("atoll compare", args, description, words="METHOD...", run=Options, comparison=Comparing)
+        raise UsageError("atoll compare starts processes of its own; start it without torchrun")
+    description = "Compare methods, each given as METHOD or METHOD:KEY=VALUE,..., such as diloco:period=10."
+    values, specs = parsed("atoll compare", args, description, "METHOD...", run=Options, comparison=Comparing)
     options: Options = values["run"]
     comparing: Comparing = values["comparison"]
     compared = rows(specs, options, comparing.period)
@@ -112,7 +114,8 @@ def _compare(args: list[str]) -> None:
         results = compare(planned, out, jobs=jobs, resume=comparing.resume, save_every=comparing.save_every)
         shown = lines(compared, results, options.steps * options.accumulate * options.batch)
         wall_s = sum(result.wall_s for each in results.values() for result in each)
-        console = Console(file=sys.stderr if comparing.json else stdout)
+        shows = sys.stderr if comparing.json else stdout
+        console = Console(file=shows, width=None if shows.isatty() else 110)
         console.print(table(shown, seeds=comparing.seeds, wall_s=wall_s, jobs=jobs))
         print(f"{out / 'compare.png'} shows the curves, {out / 'compare.json'} has the numbers", file=sys.stderr)
         if comparing.json:
@@ -137,8 +140,8 @@ def _explain(args: list[str]) -> None:
         print(inspect.getsource(getattr(reference, method.name.replace("-", "_"))), end="")
     else:
         from atoll.cli.show import in_words
-        from atoll.sync.explain import explain
         from atoll.recipes.shapes import meta_model
+        from atoll.sync.explain import explain
 
         model = meta_model(asking.model, asking.vocab)
         explained = explain(
@@ -163,7 +166,8 @@ def _method(command: str, args: list[str], **parts: Callable[..., Any]) -> tuple
         case [name, *rest] if name in METHODS:
             for word in rest:
                 _refuse_anothers(name, word.partition("=")[0])
-            values, _ = parsed(f"atoll {command} {name}", rest, f"{command.capitalize()} {name}.", method=METHODS[name], **parts)
+            prog, description = f"atoll {command} {name}", f"{command.capitalize()} {name}."
+            values, _ = parsed(prog, rest, description, None, method=METHODS[name], **parts)
             return values.pop("method"), values
         case [name, *_] if not name.startswith("-"):
             raise UsageError(f"atoll {command} does not know the method {name!r}; {suggestion(name, METHODS)}")
@@ -193,13 +197,16 @@ def _launched() -> bool:
 
 @contextmanager
 def _groups(options: "Options", method: "Method") -> "Generator[tuple[Run, Sequence[PeerGroup]]]":
-    """The run, and the ways of this process's workers to the others: all of them, or one where torchrun started a process for each."""
+    """The run, and its workers' ways to one another: all of them, or this process's one if torchrun started it."""
     if _launched():
         from atoll.peers.torchdist import TorchGroup
 
         world = int(os.environ["WORLD_SIZE"])
         if options.workers not in (None, world):
-            raise UsageError(f"--workers was {options.workers}, but torchrun started {world} processes, one per worker; leave --workers out")
+            raise UsageError(
+                f"--workers was {options.workers}, but torchrun started {world} processes, one per worker; "
+                "leave --workers out"
+            )
         run = replace(options, workers=world).run(method)
         with TorchGroup.connect() as group:
             yield run, [group]

@@ -1,4 +1,4 @@
-"""Flags from typed signatures, by tyro: one flat set for several constructors, and a sentence for whatever cannot be used."""
+"""Flags from typed signatures, by tyro: one flat set for several constructors; a sentence for what cannot be used."""
 
 import io
 import re
@@ -16,22 +16,28 @@ from atoll.recipes.values import kind_of, parameters, parse, suggestion
 
 
 def parsed(
-    prog: str, args: Sequence[str], description: str, *, words: str | None = None, **parts: Callable[..., Any]
+    prog: str, args: Sequence[str], description: str, words: str | None, **parts: Callable[..., Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Call each part with the values of its own flags.
 
-    Args: prog, description: for help. words: what bare words are called where they are allowed. parts: functions or dataclasses whose
-        parameters are flags; no two share a name.
+    Args: prog, description: for help. words: what bare words are called where they are allowed. parts: functions or
+        dataclasses whose parameters are flags; no two share a name.
     Returns: what the parts returned, by their names, and the bare words.
     Raises: UsageError for an unknown flag or word, or a value that cannot be used. SystemExit after printing help.
     """
-    positional = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar=words or "", help_behavior_hint="")]
+    positional = Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar=words or "", help_behavior_hint="")
+    ]
     shape = [Parameter("words", Parameter.POSITIONAL_OR_KEYWORD, annotation=positional, default=())] if words else []
     shape += [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=Annotated[Any, tyro.conf.arg(constructor=_typed(part))])
         for name, part in parts.items()
     ]
-    known = {"--" + name.replace("_", "-"): kind_of(each.annotation) for part in parts.values() for name, each in parameters(part).items()}
+    known = {
+        "--" + name.replace("_", "-"): kind_of(each.annotation)
+        for part in parts.values()
+        for name, each in parameters(part).items()
+    }
     for word, following in pairwise([*args, "--"]):
         kind = known.get(word.replace("_", "-"))
         if kind and kind.base is not bool and following.startswith("--"):
@@ -78,10 +84,12 @@ def _flag(parameter: Parameter) -> Parameter:
         str_from_instance=lambda value: [str(value)],
     )
     extra = [tyro.conf.arg(help_behavior_hint="")] if parameter.default is None else []
-    return parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=Annotated[tuple([Any, reader, *extra])])
+    return parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=Annotated[(Any, reader, *extra)])
 
 
-def _with_signature(constructor: Callable[..., Any], shape: Sequence[Parameter], doc: str | None = None) -> Callable[..., Any]:
+def _with_signature(
+    constructor: Callable[..., Any], shape: Sequence[Parameter], doc: str | None = None
+) -> Callable[..., Any]:
     """A function that calls `constructor` and shows this signature to inspect, and so to tyro."""
 
     def flags(**values: Any) -> Any:
@@ -94,7 +102,8 @@ def _with_signature(constructor: Callable[..., Any], shape: Sequence[Parameter],
 
 
 def _sentence(box: str) -> str:
-    """The words of an error that tyro drew in a box (little is left to it: such as a value for a flag that takes none)."""
+    """The words of an error that tyro drew in a box (little is left to it: such as a value for a flag that takes
+    none)."""
     lines = (re.sub(r"[─━╭╮╰╯│┃]+", " ", line).strip() for line in box.splitlines())
     text = " ".join(" ".join(line for line in lines if line and not line.startswith("For full helptext")).split())
     return "could not read this: " + text.removeprefix("Parsing error").strip()

@@ -22,7 +22,8 @@ def summary(result: Result, out: Path | None) -> str:
     workers = " ".join(f"{loss:.4f}" for loss in result.val_loss_workers)
     rounds = f"{result.rounds} rounds" if result.rounds else "no communication"
     lines = [
-        f"{result.method}: {result.workers} workers, {result.steps} steps, {rounds}, {result.tokens:,} tokens, {result.wall_s:.1f} s",
+        f"{result.method}: {result.workers} workers, {result.steps} steps, {rounds}, {result.tokens:,} tokens, "
+        f"{result.wall_s:.1f} s",
         f"held-out loss {result.val_loss:.4f} nats per token of the shared model, {workers} of the workers' own",
         f"{size(result.bytes_sent_per_worker)} sent per worker; digest {result.digest}",
     ]
@@ -70,7 +71,11 @@ def _totals(explained: Explanation) -> str:
     count = sum(len(each.leaves) for each in explained.exchanges)
     if not count:
         return f"In {explained.steps} steps nothing is sent."
-    total = f"In {explained.steps} steps each worker takes part in {count} exchanges and sends {size(explained.nbytes)} ({explained.nbytes:,} bytes)."
+    lines = [
+        f"In {explained.steps} steps each worker takes part in {count} exchanges",
+        f"and sends {size(explained.nbytes)} ({explained.nbytes:,} bytes).",
+    ]
     if explained.blocked is not None:
-        total += f"\nIt waits for the link {explained.blocked:.1%} of the time (latency, encoding and outer steps are not counted)."
-    return total
+        lines.append(f"It waits for the link {explained.blocked:.1%} of the time")
+        lines.append("(latency, encoding and outer steps are not counted).")
+    return "\n".join([" ".join(lines[:2]), " ".join(lines[2:])]).rstrip()

@@ -83,7 +83,7 @@ def _check(what: str, rows: Mapping[int, Tensor], me: int) -> None:
             )
         if not torch.equal(row[_NAMES], rows[me][_NAMES]):
             raise GroupError(
-                f"{what} {me} gave {rows[me][_NAMES][0]:.0f} signals to {mine} but {what} {other} "
-                f"{row[_NAMES][0]:.0f}, or others of the same number; all must give after_step the same signals, by "
+                f"{what} {me} gave {rows[me][_NAMES][0]:.0f} signals for {mine} but {what} {other} gave "
+                f"{row[_NAMES][0]:.0f} (or as many by other names); all must give after_step the same signals, by "
                 "name, at the same steps"
             )

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,13 @@ class Entry:
 
 
 def entries(rows: Sequence[Row], *, seeds: int, out: Path) -> list[Entry]:
-    """Every row with seeds s, s + 1, ..., each run with a directory of its own in `out`; seed by seed, so that whole tables come first."""
+    """Every row with seeds s, s + 1, ..., seed by seed; each run has a directory of its own in `out`."""
     return [
-        Entry(row.label, replace(row.run, seed=row.run.seed + each), out / _folder(row.label) / f"seed-{row.run.seed + each}")
+        Entry(
+            row.label,
+            replace(row.run, seed=row.run.seed + each),
+            out / _folder(row.label) / f"seed-{row.run.seed + each}",
+        )
         for each in range(seeds)
         for row in rows
     ]
@@ -47,17 +51,21 @@ def compare(
 ) -> dict[str, list[Result]]:
     """Carry out the runs that are not finished yet, and write `out`/compare.json and `out`/compare.png.
 
-    Args: jobs: runs side by side, each in a process; 1 for none but this one. resume: go on with what `out` holds; finished runs are not
-        repeated. save_every: inner steps between checkpoints.
+    Args: jobs: runs side by side, each in a process; 1 for none but this one. resume: go on with what `out` holds;
+        finished runs are not repeated. save_every: inner steps between checkpoints.
     Returns: results by label, in the order of the entries.
-    Raises: UsageError if `out` holds runs already; CheckpointError if they are others; whatever a run raises. Other runs stop with it.
+    Raises: UsageError if `out` holds runs already; CheckpointError if they are others; whatever a run raises. Other
+        runs stop with it.
     """
     results = {index: done for index, entry in enumerate(planned) if (done := _finished(entry, resume=resume))}
     left = [index for index in range(len(planned)) if index not in results]
     work = [(planned[index].run, planned[index].out, _begun(planned[index]), save_every) for index in left]
     at_once = min(jobs, len(work))
     if at_once > 1:
-        with _Watch([planned[index] for index in left]) as watch, closing(side_by_side(_train, work, at_once, watch.look)) as done:
+        with (
+            _Watch([planned[index] for index in left]) as watch,
+            closing(side_by_side(_train, work, at_once, watch.look)) as done,
+        ):
             for number, result in done:
                 results[left[number]] = result
                 watch.ended(number)
@@ -69,7 +77,8 @@ def compare(
         grouped.setdefault(entry.label, []).append(results[index])
     if len(texts := {result.data for result in results.values()}) > 1:
         raise DataError(
-            f"the runs in {out} did not read the same text ({', '.join(sorted(texts))}), so they cannot be compared; it changed meanwhile: give another --out"
+            f"the runs in {out} did not read the same text ({', '.join(sorted(texts))}), so they cannot be "
+            "compared; it changed meanwhile: give another --out"
         )
     write_json(out / "compare.json", as_json(grouped))
     plot_curves(out / "compare.png", grouped)
@@ -77,7 +86,7 @@ def compare(
 
 
 def side_by_side_at_most(runs: Sequence[Run], asked: int | None) -> int:
-    """How many of the runs share the machine: as many as asked for, or as there are cores for their threads; no more than there are runs."""
+    """How many of the runs share the machine: as many as were asked for, or as its cores have room for."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(asked or max(1, cores // max(run.threads for run in runs)), len(runs))
 
@@ -101,26 +110,35 @@ def _finished(entry: Entry, *, resume: bool) -> Result | None:
     if not _begun(entry):
         return None
     if not resume:
-        raise UsageError(f"{entry.out} already holds a run; give --resume to go on with that comparison, or another --out")
+        raise UsageError(
+            f"{entry.out} already holds a run; give --resume to go on with that comparison, or another --out"
+        )
     path = entry.out / "result.json"
     if not path.exists():
         return None
     try:
         asked = json.loads((entry.out / "config.json").read_text())["run"]
         saved = json.loads(path.read_text())
-        result = Result(**saved | {"curve": tuple(map(tuple, saved["curve"])), "val_loss_workers": tuple(saved["val_loss_workers"])})
+        result = Result(
+            **saved | {"curve": tuple(map(tuple, saved["curve"])), "val_loss_workers": tuple(saved["val_loss_workers"])}
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # cut short as it was written: the run's last checkpoint gives it again
     if asked != repr(entry.run):
         raise CheckpointError(
-            f"{entry.out} holds a run with other options than {entry.label} has now; compare with the options it was started with, or give another --out"
+            f"{entry.out} holds a run with other options than {entry.label} has now; compare with the options it "
+            "was started with, or give another --out"
         )
     return result
 
 
 def as_json(grouped: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     """`{"runs": [...]}`: one object for each run, as `atoll train --json` prints it, with the label of its row."""
-    return {"runs": [{"label": label} | finite(result.as_json()) for label, results in grouped.items() for result in results]}
+    return {
+        "runs": [
+            {"label": label} | finite(result.as_json()) for label, results in grouped.items() for result in results
+        ]
+    }
 
 
 def finite(value: Any) -> Any:
@@ -145,8 +163,11 @@ def write_json(path: Path, value: Any) -> None:
     """Write a file that is whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-    os.replace(beside, path)
+    try:
+        beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 class _Watch:
@@ -167,7 +188,9 @@ class _Watch:
         self._bars = [self._bar(entry) for entry in watched]
 
     def _bar(self, entry: Entry) -> TaskID:
-        return self._progress.add_task(f"{entry.label} seed {entry.run.seed}", total=entry.run.steps, visible=False, loss="")
+        return self._progress.add_task(
+            f"{entry.label} seed {entry.run.seed}", total=entry.run.steps, visible=False, loss=""
+        )
 
     def look(self) -> None:
         """Read what is new."""
@@ -200,13 +223,16 @@ class _Tail:
     def new(self) -> Iterator[dict[str, Any]]:
         if self._over or not self._path.exists():
             return
+        if self._path.stat().st_size < self._at:
+            self._at = 0  # a resumed run drops what came after its checkpoint
         with self._path.open("rb") as file:
             file.seek(self._at)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self._at += len(line)
-                yield json.loads(line)
+                with suppress(ValueError):
+                    yield json.loads(line)
 
     def stop(self) -> None:
         self._over = True

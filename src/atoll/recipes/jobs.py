@@ -1,12 +1,13 @@
-"""Jobs side by side, each in a process of its own kind: a tiny model does not get faster on two cores, but two of them do.
+"""Jobs side by side in processes: a tiny model does not get faster on two cores, but two of them do.
 
-Processes are spawned, kept for the next job (importing torch takes seconds), and never outlive this one: they are killed when the
-caller leaves the loop, by an exception or an interrupt too, and end by themselves when their parent is gone.
+Processes are spawned, kept for the next job (importing torch takes seconds), and never outlive this one: they are ended
+when the caller leaves the loop, by an exception or an interrupt too, and end by themselves when their parent is gone.
 """
 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable
@@ -18,6 +19,8 @@ from atoll.errors import AtollError
 
 LOOK_EVERY = 0.2
 """Seconds between two calls of `meanwhile`."""
+PATIENCE = 5.0
+"""Seconds that a process gets to end by itself, so that what it shares with others is given back; then it is killed."""
 
 
 def side_by_side(
@@ -26,7 +29,8 @@ def side_by_side(
     """Call `function(*job)` for each job, at most `at_once` at a time; yields (number of the job, result) as they end.
 
     Args: function: importable by name; jobs: picklable arguments. meanwhile: called several times a second.
-    Raises: what the function raised, if that is an `AtollError`; AtollError if a process died or failed otherwise. Other jobs are stopped.
+    Raises: what the function raised, if that is an `AtollError`; AtollError if a process died or failed otherwise.
+        Other jobs are stopped.
     """
     waiting = list(enumerate(jobs))
     helpers: list[_Helper] = []
@@ -44,7 +48,9 @@ def side_by_side(
                         helper.begin(*waiting.pop(0))
     finally:
         for helper in helpers:
-            helper.kill()
+            helper.stop()
+        for helper in helpers:
+            helper.gone()
 
 
 class _Helper:
@@ -55,8 +61,8 @@ class _Helper:
         self.connection, theirs = context.Pipe()
         self.job: int | None = None
         self._process: SpawnProcess = context.Process(target=_serve, args=(function, theirs), daemon=True)
-        # Ctrl-C goes to the whole foreground group. Blocked here, it is blocked in the child from its first instruction, so only the
-        # parent acts on it; in the parent it is delivered a moment later.
+        # Ctrl-C goes to the whole foreground group. Blocked here, it is blocked in the child from its first
+        # instruction, so only the parent acts on it; in the parent it is delivered a moment later.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -66,33 +72,45 @@ class _Helper:
 
     def begin(self, number: int, job: tuple[Any, ...]) -> None:
         self.job = number
-        self.connection.send(job)
+        try:
+            self.connection.send(job)
+        except ConnectionError:
+            raise self._death() from None
 
     def end(self) -> tuple[int, Any]:
         number, self.job = self.job, None
         assert number is not None
         try:
             result, error = self.connection.recv()
-        except EOFError:
-            self._process.join()
-            raise AtollError(
-                f"the process of a run died (exit status {self._process.exitcode}), as when it was killed or the machine ran out of memory; "
-                "make room or give fewer --jobs, and start again with --resume"
-            ) from None
+        except (EOFError, ConnectionError):
+            raise self._death() from None
         if error is not None:
             raise error
         return number, result
 
-    def kill(self) -> None:
+    def _death(self) -> AtollError:
+        self._process.join()
+        return AtollError(
+            f"the process of a run died (exit status {self._process.exitcode}), as when it is killed or the machine "
+            "is out of memory; make room or give fewer --jobs, and start again with --resume"
+        )
+
+    def stop(self) -> None:
+        self.connection.close()
+        if self.job is not None:
+            self._process.terminate()
+
+    def gone(self) -> None:
+        self._process.join(PATIENCE)
         self._process.kill()
         self._process.join()
-        self.connection.close()
 
 
 def _serve(function: Callable[..., Any], connection: Connection) -> None:
     """Do one job after another until the parent closes the connection, or is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     while True:
         try:
@@ -103,5 +121,6 @@ def _serve(function: Callable[..., Any], connection: Connection) -> None:
             connection.send((function(*job), None))
         except AtollError as error:
             connection.send((None, error))
-        except BaseException:
-            connection.send((None, AtollError(f"a run failed in its process, which is a defect of atoll:\n{traceback.format_exc()}")))
+        except Exception:
+            defect = f"a run failed in its process, which is a defect of atoll:\n{traceback.format_exc()}"
+            connection.send((None, AtollError(defect)))

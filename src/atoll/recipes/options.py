@@ -118,7 +118,8 @@ class Comparing:
         period: of every method that has one and is not given its own, as in diloco:period=10
         seeds: runs of each method, with seeds SEED, SEED + 1, ...
         jobs: runs side by side; as many as there are cores if left out
-        out: directory for compare.json, compare.png and the runs; the first free one of runs/compare, runs/compare-2, ... if left out
+        out: directory for compare.json, compare.png and the runs; the first free one of runs/compare, runs/compare-2,
+        ... if left out
         resume: go on with the comparison in --out; finished runs are not repeated
         save_every: inner steps between checkpoints; the period if left out
         json: end with one line of JSON on stdout; everything else goes to stderr

@@ -22,10 +22,10 @@ class Row:
 
 
 def row(spec: str, options: Options, period: int | None) -> Row:
-    """The row that `spec` asks for: METHOD or METHOD:KEY=VALUE,KEY=VALUE, where keys are the method's parameters and those of `OWN`.
+    """The row of METHOD or METHOD:KEY=VALUE,KEY=VALUE; keys are the method's parameters and those of `OWN`.
 
-    A method that never syncs trains one worker unless the row says otherwise: k replicas that know nothing of each other would be the
-    same baseline at k times the price.
+    A method that never syncs trains one worker unless the row says otherwise: k replicas that know nothing of each
+    other would be the same baseline at k times the price.
 
     Args: period: for a method that has one and is not given its own.
     Raises: UsageError with the nearest name for an unknown method or key.
@@ -62,5 +62,8 @@ def rows(specs: list[str], options: Options, period: int | None) -> list[Row]:
         raise UsageError(f"atoll compare needs methods to compare; give some of {', '.join(METHODS)}")
     for spec in specs:
         if specs.count(spec) > 1:
-            raise UsageError(f"{spec!r} was given twice; give each method once, or with different options ({spec.partition(':')[0]}:KEY=VALUE)")
+            raise UsageError(
+                f"{spec!r} was given twice; give each method once, or with different options "
+                f"({spec.partition(':')[0]}:KEY=VALUE)"
+            )
     return [row(spec, options, period) for spec in specs]

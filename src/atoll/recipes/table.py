@@ -1,4 +1,4 @@
-"""The table of a comparison, with the columns of DiLoCo's table 2: communication, time, compute and data, and the loss."""
+"""The table of a comparison, with the columns of DiLoCo's table 2: communication, time, compute and data, loss."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,11 @@ class Line:
     """What the table says of one row, as numbers.
 
     Args:
-        nbytes, rounds: sent by a worker, and syncs of a fragment, in the whole run. nbytes_part, rounds_part: of data-parallel's, if it is there.
-        time: steps a worker makes one after another, compute: sequences trained by all; both as multiples of one worker's budget.
-        loss: mean over seeds; spread: their standard deviation, None for one seed. closed: part of the gap between single and data-parallel.
+        nbytes, rounds: sent by a worker, and syncs of a fragment, in the whole run.
+        nbytes_part, rounds_part: of data-parallel's, if it is there.
+        time: sequences a worker trains one after another; compute: those of all workers; in budgets of one worker.
+        loss: mean over seeds; spread: their standard deviation, None for one seed.
+        closed: part of the gap between single and data-parallel, if both are there.
     """
 
     label: str
@@ -36,14 +38,16 @@ class Line:
 def lines(rows: Sequence[Row], results: Mapping[str, Sequence[Result]], budget: int) -> list[Line]:
     """One line per row.
 
-    Args: results: by label. budget: sequences that one worker trains in the comparison's own number of steps and batch: what 1x is.
+    Args: results: by label. budget: sequences that one worker trains in the steps and batches asked for: 1x.
     """
     losses = {label: statistics.fmean(result.val_loss for result in each) for label, each in results.items()}
     parallel = results["data-parallel"][0] if "data-parallel" in results else None
     return [_line(row, results[row.label], losses, parallel, budget) for row in rows]
 
 
-def _line(row: Row, results: Sequence[Result], losses: Mapping[str, float], parallel: Result | None, budget: int) -> Line:
+def _line(
+    row: Row, results: Sequence[Result], losses: Mapping[str, float], parallel: Result | None, budget: int
+) -> Line:
     run, first = row.run, results[0]
     sequences = run.steps * run.accumulate * run.data.batch
     low, high = losses.get("data-parallel"), losses.get("single")
@@ -54,7 +58,9 @@ def _line(row: Row, results: Sequence[Result], losses: Mapping[str, float], para
         label=row.label,
         nbytes=first.bytes_sent_per_worker,
         rounds=first.rounds,
-        nbytes_part=first.bytes_sent_per_worker / parallel.bytes_sent_per_worker if parallel and parallel.bytes_sent_per_worker else None,
+        nbytes_part=first.bytes_sent_per_worker / parallel.bytes_sent_per_worker
+        if parallel and parallel.bytes_sent_per_worker
+        else None,
         rounds_part=first.rounds / parallel.rounds if parallel and parallel.rounds else None,
         time=sequences / budget,
         compute=sequences * run.workers / budget,
@@ -72,15 +78,16 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int) -> Tabl
     shared = f", {jobs} runs side by side on one machine" if jobs > 1 else ""
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed, so no spread"
     caption = (
-        "communication: sent by each worker, and its part of data-parallel's; rounds: syncs of a fragment. time: sequences a worker trains one after "
-        "another, compute and data: of all workers together, both as multiples of one worker's (time on the link is not in it: see atoll explain). "
-        f"loss: nats per token on held-out text, of the shared model, {spread}. gap closed: of the way from single to data-parallel. "
-        f"The runs trained for {wall_s:,.0f} s together{shared}."
+        "communication: sent by each worker, and its part of data-parallel's; rounds: syncs of a fragment. time: "
+        "sequences that a worker trains one after another; compute and data: those of all workers; both as multiples "
+        "of one worker's (time on a link is not in it: see atoll explain). loss: nats per token of held-out text, of "
+        f"the shared model, {spread}. gap closed: of the way from single to data-parallel. "
+        f"All runs together trained for {wall_s:,.0f} s{shared}."
     )
-    columns = ("method", "communication", "rounds", "time", "compute and data", "held-out loss", "gap closed")
+    columns = ("method", "communication", "rounds", "time", "compute\nand data", "held-out loss", "gap\nclosed")
     shown = Table(caption=caption, caption_justify="left")
     for column in columns:
-        shown.add_column(column, justify="left" if column == "method" else "right", no_wrap=column == "method")
+        shown.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for line in each:
         shown.add_row(
             line.label,

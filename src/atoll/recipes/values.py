@@ -46,7 +46,10 @@ Positive = Annotated[float, Above(0)]
 
 @dataclass(frozen=True)
 class Kind:
-    """What a parameter takes: `int`, `float`, `str`, `Path` or `bool`; the words it is one of; what bounds it; whether it may be left open."""
+    """What a parameter takes: `int`, `float`, `str`, `Path` or `bool`, of which choices and within which bounds.
+
+    Args: optional: it may be None, but nobody can type that.
+    """
 
     base: type
     choices: tuple[str, ...] = ()
@@ -81,7 +84,9 @@ def kind_of(annotation: Any) -> Kind:
         return Kind(str, inside)
     if annotation in (int, float, str, Path, bool):
         return Kind(annotation)
-    raise TypeError(f"{annotation!r} cannot be typed on a command line: use int, float, str, Path, bool or a Literal of words")
+    raise TypeError(
+        f"{annotation!r} cannot be typed on a command line: use int, float, str, Path, bool or a Literal of words"
+    )
 
 
 def parameters(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -107,6 +112,8 @@ def parse(name: str, annotation: Any, word: str) -> Any:
         if word not in kind.choices:
             raise UsageError(f"{name} was {word!r}, which it does not know; {suggestion(word, kind.choices)}")
         return word
+    if kind.base is bool:
+        return parse(name, Literal["true", "false"], word) == "true"
     try:
         value = kind.base(word)
     except ValueError:
@@ -158,7 +165,10 @@ def bits_per_second(name: str, word: str) -> float:
     number = word[: len(word) - len(unit)]
     unit = unit.strip()
     if not unit:
-        raise UsageError(f"{name} was {word!r}, which has no unit; write {word}Mbit for megabits or {word}MB for megabytes per second")
+        raise UsageError(
+            f"{name} was {word!r}, which has no unit; write {word}Mbit for megabits or {word}MB for megabytes per "
+            "second"
+        )
     if unit not in UNITS:
         raise UsageError(f"{name} was {word!r}, whose unit {unit!r} is unknown; {suggestion(unit, list(UNITS))}")
     return parse(name, Positive, number) * UNITS[unit]

@@ -1,4 +1,4 @@
-"""What a strategy sends, when it leaves and lands, and how long a link takes for it: from shapes alone, without training."""
+"""What a strategy sends, when it leaves and lands, and how long a link takes: from shapes alone, without training."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,10 +19,10 @@ class Exchanges:
     """All exchanges of one fragment under one rule in a run.
 
     Args:
-        rule, fragment: their numbers. names: of the tensors. parameters: elements of all of them. carry: what a message holds.
-        nbytes: bytes that a worker sends in one exchange, headers not counted (of worker 0; others may send less by a rounding).
-        fold: how contributions are combined; why: and why so.
-        leaves: inner steps after which an exchange leaves. delay: inner steps until it lands, 0 where training waits for it.
+        rule, fragment: their numbers. names: of the tensors. parameters: elements of all of them.
+        carry: what a message holds. fold: how contributions are combined; why: and why so.
+        nbytes: that a worker sends in one exchange without its header (worker 0; others may send a rounding less).
+        leaves: inner steps after which one leaves. delay: inner steps until it lands, 0 where training waits for it.
         seconds: that one exchange takes on the link, or None where no bandwidth was given.
     """
 
@@ -43,8 +43,9 @@ class Exchanges:
 class Explanation:
     """What a run of `steps` inner steps exchanges.
 
-    Args: exchanges: by rule and fragment. nbytes: that a worker sends in all. blocked: part of the run's time that a worker waits for
-        the link (None without bandwidth and step time).
+    Args:
+        exchanges: by rule and fragment. nbytes: that a worker sends in all.
+        blocked: part of the run's time that a worker waits for the link (None without bandwidth and step time).
     """
 
     steps: int
@@ -54,14 +55,22 @@ class Explanation:
 
 
 def explain(
-    model: nn.Module, strategy: Strategy, *, workers: int, steps: int, rate: float | None = None, step_time: float | None = None
+    model: nn.Module,
+    strategy: Strategy,
+    *,
+    workers: int,
+    steps: int,
+    rate: float | None = None,
+    step_time: float | None = None,
 ) -> Explanation:
-    """Compute what `strategy` does with `model`, of which shapes and dtypes count only (it may live on the meta device).
+    """Compute what `strategy` exchanges of `model`, by its shapes and dtypes alone: it may be on the meta device.
 
-    A worker sends and receives at `rate` at the same time, and its exchanges take the link one after another. Latency, encoding and
-    the outer step are not counted.
+    A worker sends and receives at `rate` at the same time, and its exchanges take the link one after another. Latency,
+    encoding and the outer step are not counted.
 
-    Args: workers: k. steps: inner steps of the run. rate: bits per second of each worker's link. step_time: seconds of an inner step.
+    Args:
+        workers: k. steps: inner steps of the run.
+        rate: bits per second of each worker's link. step_time: seconds of an inner step.
     Raises: CompositionError if strategy and model do not fit.
 
     Example:
@@ -75,10 +84,8 @@ def explain(
         (24000000, 0.048)
     """
     exchanges = tuple(
-        _exchanges(index, rule, number, layout, workers=workers, steps=steps, rate=rate)
-        for index, rule, served in _rules(model, strategy)
-        for number, layout in served
-        if rule.only is None or number in rule.only
+        _exchanges(index, rule, number, layout, workers=workers, rate=rate, leaves=_due(rule, turn, steps))
+        for index, rule, number, turn, layout in _pairs(model, strategy)
     )
     blocked = None
     if rate and step_time:
@@ -87,20 +94,25 @@ def explain(
     return Explanation(steps, exchanges, sum(each.nbytes * len(each.leaves) for each in exchanges), blocked)
 
 
-def _rules(model: nn.Module, strategy: Strategy) -> Iterable[tuple[int, Rule, list[tuple[int, Layout]]]]:
-    """Each rule with the fragments it may serve; last the one of the floating buffers, as in `SyncState`."""
+def _pairs(model: nn.Module, strategy: Strategy) -> Iterable[tuple[int, Rule, int, int, Layout]]:
+    """Number and rule, with number, turn in the schedule and layout of each fragment it serves.
+
+    Last come floating buffers, which share the first fragment's turn, as in `SyncState`.
+    """
     specs = tuple(spec_of(name, tensor) for name, tensor in trainable(model).items())
-    fragments = [(number, layout_of(specs, names)) for number, names in enumerate(strategy.divide(specs))]
+    fragments = [layout_of(specs, names) for names in strategy.divide(specs)]
     for index, rule in enumerate(strategy.rules):
-        yield index, rule, fragments
+        for number, layout in enumerate(fragments):
+            if rule.only is None or number in rule.only:
+                yield index, rule, number, number, layout
     buffers, rule = averaged_buffers(model), strategy.buffer_rule()
     if buffers and rule:
         layout = Layout.of(spec_of(name, buffer) for name, buffer in buffers.items())
-        yield len(strategy.rules), rule, [(len(fragments), layout)]
+        yield len(strategy.rules), rule, len(fragments), 0, layout
 
 
 def _exchanges(
-    index: int, rule: Rule, number: int, layout: Layout, *, workers: int, steps: int, rate: float | None
+    index: int, rule: Rule, number: int, layout: Layout, *, workers: int, rate: float | None, leaves: Iterable[int]
 ) -> Exchanges:
     membership = Membership(tuple(range(workers)), 0)
     exchange = rule.mixer.exchange(membership, 0, Work(1, 1), rule.codec, layout)
@@ -114,17 +126,17 @@ def _exchanges(
         nbytes=nbytes,
         fold=exchange.fold,
         why=_why(rule, exchange.fold, layout, len(exchange.to)),
-        leaves=tuple(_due(rule, number, steps)),
+        leaves=tuple(leaves),
         delay=rule.landing.steps if isinstance(rule.landing, After) else 0,
         seconds=nbytes * 8 / rate if rate else None,
     )
 
 
-def _due(rule: Rule, fragment: int, steps: int) -> Iterable[int]:
-    step = rule.schedule.next(0, fragment, {})
+def _due(rule: Rule, turn: int, steps: int) -> Iterable[int]:
+    step = rule.schedule.next(0, turn, {})
     while step <= steps:
         yield step
-        step = rule.schedule.next(step, fragment, {})
+        step = rule.schedule.next(step, turn, {})
 
 
 def _why(rule: Rule, fold: Fold, layout: Layout, members: int) -> str:
@@ -140,7 +152,7 @@ def _why(rule: Rule, fold: Fold, layout: Layout, members: int) -> str:
 
 
 def _waiting(exchanges: Sequence[Exchanges], steps: int, step_time: float) -> float:
-    """Seconds that a worker waits in the whole run, when its exchanges take the link in the order in which they leave."""
+    """Seconds that a worker waits in the whole run, if its exchanges take the link in the order they leave in."""
     leaving: dict[int, list[Exchanges]] = defaultdict(list)
     for each in exchanges:
         for step in each.leaves:

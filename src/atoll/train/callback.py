@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import ParallelMode, TrainingArguments
@@ -129,9 +129,7 @@ class SyncCallback(TrainerCallback):
             if args.max_grad_norm:
                 nn.utils.clip_grad_norm_(kwargs["model"].parameters(), args.max_grad_norm)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count the step, and start or use whatever is due."""
         tokens, self._tokens = state.num_input_tokens_seen - self._tokens, state.num_input_tokens_seen
         _tell(self.sync.after_step(tokens), state.global_step)
@@ -147,7 +145,10 @@ class SyncCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Put what the Trainer does not know of into its checkpoint."""
-        lent = self._loan is not None
+        lent, path = self._loan is not None, self._file(args, state)
+        if not any(each != path for each in path.parent.glob("*.safetensors")):
+            # save_pretrained writes on rank 0 of the default process group only, of which each worker may be a rank
+            save_model(kwargs["model"], str(path.parent / "model.safetensors"), metadata={"format": "pt"})
         self._give_back()
         if not lent:
             logger.warning(
@@ -157,7 +158,7 @@ class SyncCallback(TrainerCallback):
             )
         elif not args.save_only_model:
             drive(settle(self.sync.state), self.group)
-            _write(self._file(args, state), {"run": self._run(), "sync": self.sync.state.meta()}, self._tensors())
+            _write(path, {"run": self._run(), "sync": self.sync.state.meta()}, self._tensors())
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -339,5 +340,7 @@ def _read(path: Path, run: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             "that wrote it"
         )
     if meta["run"] != run:
-        raise CheckpointError(f"{path} is of {meta['run']}, but this run is {run}; resume with the method it was made with")
+        raise CheckpointError(
+            f"{path} is of {meta['run']}, but this run is {run}; resume with the method it was made with"
+        )
     return meta, tensors

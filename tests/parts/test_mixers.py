@@ -1,0 +1,112 @@
+"""Mixers against the conformance suite, and the arithmetic of their bytes and weights."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from atoll.parts.codecs import cast, exact
+from atoll.parts.mixers import Exchange, Mixer, Work, all_mean, alone, by_share, by_tokens, unrounded, weighted
+from atoll.testing.conformance import check_mixer
+from atoll.trees import Layout, Spec
+from atoll.wire import Codec, Fold, Keep, Membership, Reduce, Sum
+
+HALF = cast(torch.float16)
+WORK = Work(steps=10, tokens=640)
+LAYOUT = Layout.of([Spec("w", (1200,), (1,), torch.float32)])
+
+CASES: list[Mixer] = [
+    all_mean(),
+    all_mean(Keep()),
+    all_mean(Sum()),
+    alone(),
+    weighted(by_tokens(), all_mean()),
+    weighted(by_share(), all_mean(Keep())),
+    unrounded(all_mean(Reduce(HALF))),
+]
+
+
+@pytest.mark.parametrize("mixer", CASES, ids=repr)
+def test_a_mixer_keeps_its_promises(mixer: Mixer) -> None:
+    check_mixer(mixer)
+
+
+@pytest.mark.parametrize("mixer", CASES, ids=repr)
+def test_the_repr_of_a_mixer_rebuilds_it(mixer: Mixer) -> None:
+    assert eval(repr(mixer), {**globals(), "torch": torch}) == mixer
+
+
+def meeting(mixer: Mixer, workers: int, codec: Codec, work: Work) -> Exchange:
+    return mixer.exchange(Membership(tuple(range(workers)), me=1), 3, work, codec, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("codec", "workers", "fold"),
+    [
+        # wires of w bytes against results of r = 4: Keep sends (M - 1) w, Reduce (M - 1) / M (w + r)
+        (exact(), 2, Reduce(exact())),  # 4 against 4: a tie
+        (exact(), 3, Reduce(exact())),  # 8 against 5.3
+        (HALF, 2, Keep()),  # 2 against 3
+        (HALF, 3, Reduce(exact())),  # 4 against 4: a tie
+        (HALF, 4, Reduce(exact())),  # 6 against 4.5
+    ],
+)
+def test_all_mean_takes_the_fold_that_sends_fewer_bytes(codec: Codec, workers: int, fold: Fold) -> None:
+    assert meeting(all_mean(), workers, codec, WORK) == Exchange(tuple(range(workers)), fold, 1.0)
+
+
+def test_a_fold_that_is_given_is_taken() -> None:
+    assert meeting(all_mean(Keep()), 9, exact(), WORK).fold == Keep()
+
+
+def test_alone_meets_only_oneself() -> None:
+    assert meeting(alone(), 5, exact(), WORK) == Exchange((1,), Keep(), 1.0)
+
+
+def test_weights_are_tokens_or_the_part_of_the_data() -> None:
+    work = Work(steps=10, tokens=5120, share=0.75)
+    assert meeting(weighted(by_tokens(), all_mean()), 4, exact(), work).weight == 5120.0
+    assert meeting(weighted(by_share(), all_mean()), 4, exact(), work).weight == 0.75
+
+
+def test_unrounded_takes_back_a_narrow_result_and_leaves_other_folds() -> None:
+    assert meeting(unrounded(all_mean(Reduce(HALF))), 4, HALF, WORK).fold == Reduce(exact())
+    assert meeting(unrounded(all_mean(Keep())), 4, HALF, WORK).fold == Keep()
+
+
+# The conformance suite itself: each broken promise is seen
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Meets the next worker, who meets another."""
+
+    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+        me, count = membership.me, len(membership.workers)
+        return Exchange(tuple(sorted({me, (me + 1) % count})), Keep(), 1.0)
+
+
+@dataclass(frozen=True)
+class FirstHalf:
+    """The first of the workers weighs double."""
+
+    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+        return Exchange(membership.workers, Keep(), 2.0 if membership.me == 0 else 1.0)
+
+
+class Moody:
+    """Changes its mind from call to call."""
+
+    calls = 0
+
+    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+        self.calls += 1
+        return Exchange(membership.workers, Keep(), float(self.calls))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "sentence"), [(Neighbour(), "sees"), (FirstHalf(), "moves the mean"), (Moody(), "asked again")]
+)
+def test_a_mixer_that_breaks_a_promise_is_caught(mixer: Mixer, sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_mixer(mixer)

@@ -92,8 +92,10 @@ class ByPieces:
                 live.copy_(anchor.add_(mean, alpha=-LR).add_(momentum, alpha=-LR * MOMENTUM))
 
 
-def figures(width: int = 512, layers: int = 7, vocab: int = 5000, turns: int = 9) -> Iterator[Figure]:
-    """Ratios at one and at two threads."""
+def figures(
+    width: int = 512, layers: int = 7, vocab: int = 5000, turns: int = 15, threads: tuple[int, ...] = (1, 2)
+) -> Iterator[Figure]:
+    """Ratios at each number of threads."""
     atoll = ByAtoll(width, layers, vocab)
     foreach, pieces = ByForeach(atoll.live), ByPieces(atoll.live)
     trained = [torch.randn_like(tensor).mul_(1e-3) for tensor in atoll.live[0]]
@@ -109,11 +111,11 @@ def figures(width: int = 512, layers: int = 7, vocab: int = 5000, turns: int = 9
     threads_before = torch.get_num_threads()
     millions = f"{size(atoll.syncs[0].state.model) / 1e6:.1f} M x {WORKERS}"
     try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+        for count in threads:
+            torch.set_num_threads(count)
             actions = [atoll.boundary, foreach.boundary, pieces.boundary]
             mine, bare, least = (seconds[1:] for seconds in in_turns(actions, turns + 1, train))
-            what = f"{millions}, {threads} thread{'s' if threads > 1 else ''}"
+            what = f"{millions}, {count} thread{'s' if count > 1 else ''}"
             yield Figure(what, ratios(mine, bare), "times the bare arithmetic", most=GOAL)
             yield Figure(what, ratios(mine, least), "times the same in cache-sized pieces")
             yield Figure(what, [1e3 * taken for taken in mine], "ms")

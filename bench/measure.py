@@ -33,6 +33,8 @@ class Figure:
     @property
     def spread(self) -> tuple[float, float]:
         """First and third quartile."""
+        if len(self.values) == 1:
+            return self.median, self.median
         low, _, high = quantiles(self.values, n=4, method="inclusive")
         return low, high
 

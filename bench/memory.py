@@ -32,8 +32,8 @@ from bench.measure import Figure
 from bench.toys import transformer
 
 STRATEGIES = {
-    "diloco": methods.diloco(2).strategy,
-    "opendiloco": methods.opendiloco(2).strategy,
+    "diloco": methods.diloco(6).strategy,
+    "opendiloco": methods.opendiloco(6).strategy,
     # fragments leave two steps apart and land one step later: one exchange is in flight at a time
     "streaming": methods.streaming(6, fragments=2, delay=1).strategy,
 }
@@ -46,10 +46,12 @@ GOAL = 64.0
 """MiB."""
 
 
-def figures(width: int = 1024, layers: int = 7, vocab: int = 12000, turns: int = 5) -> Iterator[Figure]:
+def figures(
+    names: Sequence[str] = tuple(STRATEGIES), width: int = 1024, layers: int = 7, vocab: int = 12000, turns: int = 5
+) -> Iterator[Figure]:
     """MiB per worker above what must be held, for both groups."""
     for group, run in (("in turns", _in_turns), ("gloo", _over_gloo)):
-        for name in STRATEGIES:
+        for name in names:
             reports = [run(name, str(width), str(layers), str(vocab)) for _ in range(turns)]
             must = reports[0]["must"] / MIB
             over = [(report["grown"] - report["must"]) / MIB for report in reports]
@@ -58,7 +60,7 @@ def figures(width: int = 1024, layers: int = 7, vocab: int = 12000, turns: int =
 
 
 def _in_turns(*arguments: str) -> dict[str, float]:
-    return json.loads(subprocess.run(_child("in-turns", *arguments), check=True, capture_output=True).stdout)
+    return json.loads(subprocess.run(_child("in-turns", *arguments), check=True, stdout=subprocess.PIPE).stdout)
 
 
 def _over_gloo(*arguments: str) -> dict[str, float]:
@@ -71,7 +73,11 @@ def _over_gloo(*arguments: str) -> dict[str, float]:
         subprocess.Popen(command, env=os.environ | launch | {"RANK": str(rank)}, stdout=subprocess.PIPE)
         for rank in range(WORKERS)
     ]
-    reports = [json.loads(child.communicate()[0]) for child in children]
+    try:
+        reports = [json.loads(child.communicate()[0]) for child in children]
+    finally:
+        for child in children:
+            child.kill()
     return max(reports, key=lambda report: report["grown"])
 
 

@@ -61,7 +61,7 @@ def train(worker: int, options: argparse.Namespace) -> None:
     )
     dist.init_process_group("gloo", init_method=f"tcp://{options.address}", rank=worker, world_size=options.workers)
     group = TorchGroup()
-    callback = SyncCallback(diloco(period=10), group)
+    callback = SyncCallback(diloco(period=8), group)
     trainer = Trainer(
         make_model(),
         args,
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--worker", type=int, help="the number of this process; without it, all are started here")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--address", help="HOST:PORT where worker 0 listens")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("runs/hf"))
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of each worker")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """DiLoCo in a training loop of your own: four workers learn to predict the next byte of the standard library's source.
 
-    python examples/own_loop.py                              the workers are threads of this process
-    torchrun --nproc-per-node 4 examples/own_loop.py         the workers are processes, on one machine or on many
+    python examples/own_loop.py                                      the workers are threads of this process
+    torchrun --standalone --nproc-per-node 4 examples/own_loop.py    the workers are processes
 
 Both print the digest of each worker's shared model, and it is the same one.
 """

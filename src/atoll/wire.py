@@ -253,7 +253,7 @@ def bytes_sent(fold: Fold, codec: Codec, layout: Layout, members: int, index: in
             case Keep():
                 total += (members - 1) * wire
             case Reduce(result):
-                owned = list(pieces(start, stop, members, codec.block))
+                owned = list(pieces(start, stop, members, math.lcm(codec.block, result.block)))
                 first, last = owned[index]
                 total += sum(codec.nbytes(b - a, item) for at, (a, b) in enumerate(owned) if at != index)
                 total += (members - 1) * result.nbytes(last - first, item)

@@ -44,7 +44,7 @@ def pushes(worker: int, step: int, params: list[Tensor]) -> None:
 def test_streaming_is_the_papers_loop_for_any_period_delay_and_number_of_fragments(
     fragments: int, workers: int, alpha: float, data: st.DataObject
 ) -> None:
-    """P need not divide H; a fragment may land where another leaves, or several may be in flight; τ goes up to H - 1."""
+    """P need not divide H; a fragment may land where another leaves, or several be in flight; τ goes up to H - 1."""
     period = data.draw(st.integers(max(2, fragments), 9), "period")
     delay = data.draw(st.integers(1, period - 1), "delay")
     partition, places = LAYERS[fragments]

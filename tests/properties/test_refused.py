@@ -68,7 +68,8 @@ def test_values_that_are_not_finite_are_refused_by_all_alike_named_and_healed_by
     others = tuple(worker for worker in range(workers) if worker != by)
     for worker in range(workers):
         (landed,) = team.landed(worker)
-        assert landed.peers == others and landed.share == len(others) / workers
+        assert landed.peers == others
+        assert landed.share == len(others) / workers
         assert landed.refused == (f"worker {by} sent values that are not finite",)
         assert same(shared(team.syncs[worker]), shared(team.syncs[0]))
         assert all(tensor.isfinite().all() for tensor in values(team.models[worker]).values())
@@ -149,7 +150,8 @@ def test_a_lone_failure_among_two_is_below_the_quorum_and_says_who_and_why() -> 
     team = Team(toys.Mlp(), Strategy((RULES["diloco"],)), 2).run(3, poisoned(1, 3, math.nan))
     for worker in range(2):
         (lost,) = team.lost(worker)
-        assert "1 of 2 contributions count" in lost.why and "worker 1 sent values that are not finite" in lost.why
+        assert "1 of 2 contributions count" in lost.why
+        assert "worker 1 sent values that are not finite" in lost.why
 
 
 @pytest.mark.parametrize("mixer", [all_mean(Keep()), all_mean(Reduce(exact())), weighted(by_tokens(), all_mean())])
@@ -162,7 +164,8 @@ def test_losing_every_other_round_is_a_period_twice_as_long(rule: Rule, mixer: M
         team.run(20, tokens=lambda worker, step: 1 + worker * step)
     assert len(half.lost()) == len(half.landed()) == len(whole.landed()) == 3
     for sync, other, model, twin in zip(half.syncs, whole.syncs, half.models, whole.models, strict=True):
-        assert same(shared(sync), shared(other)) and same(values(model), values(twin))
+        assert same(shared(sync), shared(other))
+        assert same(values(model), values(twin))
 
 
 GRADIENTS = Strategy((Rule(every(1), carry=Carry.GRADIENT, merge=leave()),))

@@ -46,7 +46,14 @@ class Shapes(nn.Module):
 
     def __init__(self, awkward: bool) -> None:
         super().__init__()
-        shapes = {"scalar": (), "empty": (0, 3), "matrix": (3, 4), "image": (2, 3, 2, 5), "column": (1, 6), "last": (2,)}
+        shapes = {
+            "scalar": (),
+            "empty": (0, 3),
+            "matrix": (3, 4),
+            "image": (2, 3, 2, 5),
+            "column": (1, 6),
+            "last": (2,),
+        }
         tensors = {name: double(*shape) for name, shape in shapes.items()}
         if awkward:
             tensors["matrix"] = tensors["matrix"].t().contiguous().t()
@@ -87,7 +94,15 @@ def test_gradients_meet_by_name_and_index_however_they_lie_in_memory(assigned: s
             each = [double(*tensor.shape) * (worker + 1) + index for worker in range(3)]
             if name == "matrix":
                 each[2] = torch.zeros_like(each[2])
-            assert tensor.grad is not None and torch.allclose(tensor.grad, mean(each), rtol=1e-14), name
+            assert tensor.grad is not None
+            assert torch.allclose(tensor.grad, mean(each), rtol=1e-14), name
+
+
+def test_a_sparse_gradient_is_refused_with_a_sentence() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    model(torch.tensor([1, 1, 3])).sum().backward()
+    with pytest.raises(ModelError, match=r"gradient of 'weight' is sparse, .* sparse=False, or carry DELTA"):
+        Synchronizer(model, DATA_PARALLEL, Hub(1).group(0)).before_step()
 
 
 def test_a_parameter_without_a_gradient_counts_as_one_with_a_gradient_of_zero() -> None:
@@ -131,7 +146,7 @@ def test_workers_that_start_from_different_values_are_refused_whatever_the_tenso
         each.get_submodule("middle").requires_grad_(False)
     other.state_dict()[name].add_(1)
     Synchronizer(model, DILOCO, hub.group(0))
-    with pytest.raises(GroupError, match="worker 1 trains .* but worker 0 trains"):
+    with pytest.raises(GroupError, match=r"worker 1 trains .* but worker 0 trains"):
         Synchronizer(other, DILOCO, hub.group(1))
 
 
@@ -218,5 +233,5 @@ def test_a_lost_round_leaves_buffers_alone() -> None:
 
     team = Team(toys.BufferedMlp(), Strategy((Rule(every(1), outer=sgd(1.0)),)), 2).run(1, move)
     assert [model.get_buffer("running").tolist() for model in team.models[1:]] == [[1.0] * 3]
-    assert len(team.lost()) == 1 and len(team.landed()) == 1
+    assert len(team.lost()) == len(team.landed()) == 1
     assert [model.get_buffer("running").tolist() for model in team.run(1, move).models] == [[0.5] * 3] * 2

@@ -244,10 +244,10 @@ def test_what_cannot_work_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: 
         trainer(tmp_path, [used], data=data_of(0, STEPS)).train()
     launched = SimpleNamespace(parallel_mode=ParallelMode.DISTRIBUTED)
     with pytest.raises(UsageError, match="start each worker as a plain process"):
-        SyncCallback(diloco(3), Hub(1).group(0)).on_train_begin(launched, None, None, model=Net())  # pyright: ignore
+        SyncCallback(diloco(3), Hub(1).group(0)).on_train_begin(launched, None, None, model=Net())
     half = SimpleNamespace(parallel_mode=ParallelMode.NOT_PARALLEL, fp16=True)
     with pytest.raises(UsageError, match="write bf16=True"):
-        SyncCallback(data_parallel(), Hub(1).group(0)).on_train_begin(half, None, None, model=Net())  # pyright: ignore
+        SyncCallback(data_parallel(), Hub(1).group(0)).on_train_begin(half, None, None, model=Net())
     with pytest.raises(UsageError, match=r"before trainer\.train"):
         _ = SyncCallback(diloco(3), Hub(1).group(0)).sync
     monkeypatch.setattr("atoll.train.callback.find_spec", lambda name: None)
@@ -267,7 +267,7 @@ def test_workers_of_different_lengths_are_refused_before_the_first_step(tmp_path
     args = SimpleNamespace(save_strategy="no", output_dir=str(tmp_path))
     state = SimpleNamespace(global_step=0, max_steps=STEPS + 1)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(other._compare, args, state)  # pyright: ignore
+        waiting = pool.submit(other._compare, args, state)
         with pytest.raises(UsageError, match="worker 0 trains from optimizer step 0 to 11 but worker 1 from 0 to 12"):
             trainer(tmp_path, [SyncCallback(diloco(3), hub.group(0))], data=data_of(0, STEPS)).train()
         assert isinstance(waiting.exception(), UsageError)
@@ -306,3 +306,24 @@ def test_a_checkpoint_asked_for_after_the_callback_says_that_it_cannot_be_resume
     trainer(tmp_path, [SyncCallback(diloco(3), Hub(1).group(0)), Late()], data=data_of(0, STEPS)).train()
     assert "put SyncCallback last" in caplog.text
     assert not (tmp_path / "checkpoint-4" / "atoll-worker-0.safetensors").exists()
+
+
+def test_a_round_that_does_not_count_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = data_of(0, STEPS)
+    data[-1]["labels"] = torch.full((1,), torch.nan)
+    trainer(tmp_path, [SyncCallback(diloco(STEPS), Hub(1).group(0))], data=data).train()
+    assert f"step {STEPS}: round 0 of fragment 0 did not count" in caplog.text
+
+
+def test_tokens_are_those_the_trainer_counts(tmp_path: Path) -> None:
+    model, callback = Net(), SyncCallback(diloco(3), Hub(1).group(0))
+    model.main_input_name = "x"  # each row of three numbers is three tokens, as the Trainer counts
+    trainer(
+        tmp_path,
+        [callback],
+        data=data_of(0, 2 * STEPS),
+        model=model,
+        gradient_accumulation_steps=2,
+        include_num_input_tokens_seen="all",
+    ).train()
+    assert callback.sync.state.work.tokens == STEPS * 2 * BATCH * 3

@@ -60,7 +60,9 @@ def test_the_loss_reported_is_that_of_the_exported_shared_model(text: Path, tmp_
     result = go(run, out=tmp_path / "run")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     total, count = 0.0, 0
-    for batch in held_out_batches(load_corpus(f"text:{text}", bytes_tokenizer()), batch=ROWS, length=32, most=EVALUATED):
+    for batch in held_out_batches(
+        load_corpus(f"text:{text}", bytes_tokenizer()), batch=ROWS, length=32, most=EVALUATED
+    ):
         with torch.no_grad():
             logits = model(input_ids=batch[:, :-1]).logits.double()
         total -= logits.log_softmax(-1).gather(-1, batch[:, 1:, None].long()).sum().item()

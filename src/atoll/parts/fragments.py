@@ -41,10 +41,10 @@ def _blocks(specs: Sequence[Spec], count: int) -> tuple[list[list[str]], list[st
         number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", spec.name)
         (blocks[int(number[1])] if number else rest).append(spec.name)
     if not 1 <= count <= len(blocks):
+        instead = f"ask for 1 to {len(blocks)}, or " if blocks else ""
         raise CompositionError(
-            f"{count} fragments of whole blocks were asked for, but the model has {len(blocks)} numbered blocks; ask "
-            f"for 1 to {len(blocks)}, "
-            "or name the fragments with by_name(...)"
+            f"{count} fragments of whole blocks were asked for, but the model has {len(blocks)} numbered blocks; "
+            f"{instead}name the fragments with by_name(...)"
         )
     return [blocks[number] for number in sorted(blocks)], rest
 

@@ -96,9 +96,7 @@ class TorchLink:
         try:
             return dist.batch_isend_irecv(ops) if ops else []
         except RuntimeError as error:
-            raise GroupError(
-                f"another worker has gone: its connection was closed ({_line(error)}); {_ADVICE}"
-            ) from error
+            raise GroupError(self._sentence("another worker", error)) from error
 
     def _wait(self, works: Sequence[Any], ranks: Sequence[int]) -> None:
         for index, work in enumerate(works):
@@ -107,14 +105,14 @@ class TorchLink:
             except RuntimeError as error:
                 # NCCL answers for all messages of a batch at once
                 who = f"worker {ranks[index]}" if len(works) == len(ranks) else "another worker"
-                late = "timed out" in str(error).lower()
-                silent = f"did not answer within {self._timeout.total_seconds():g} s"
-                what = silent if late else "has gone: its connection was closed"
-                raise GroupError(f"{who} {what} ({_line(error)}); {_ADVICE}") from error
+                raise GroupError(self._sentence(who, error)) from error
 
-
-_ADVICE = "look at the output of the others, and go on from the last checkpoint"
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    def _sentence(self, who: str, error: RuntimeError) -> str:
+        said = str(error).strip().partition("\n")[0]
+        if "timed out" in said.lower():
+            what = f"did not answer within {self._timeout.total_seconds():g} s"
+        elif "closed by peer" in said or "reset by peer" in said or "Broken pipe" in said:
+            what = "has gone: its connection was closed"
+        else:
+            what = f"cannot be reached ({said})"
+        return f"{who} {what}; look at the output of the others, and go on from the last checkpoint"

@@ -128,7 +128,8 @@ class Hub:
                 if isinstance(source, Snapshot):
                     source.write(start, mean)
                 elif take and take.sink:
-                    take.sink(landed, start, pool[2][: stop - start].copy_(mean))
+                    # a sink may overwrite what it gets; after the last one nobody needs the mean
+                    take.sink(landed, start, mean if worker == to[-1] else pool[2][: stop - start].copy_(mean))
         return squares**0.5
 
 

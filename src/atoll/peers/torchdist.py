@@ -67,7 +67,6 @@ class TorchGroup:
         home = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
         self._link = TorchLink(_one_of(across, _backend(device), timeout), home, timeout)
         self._island = TorchLink(_one_of(islands, "gloo", timeout), torch.device("cpu"), timeout) if lanes > 1 else None
-        self._home = home
         self._pool = Pool()
         self._open: dict[Key, _Exchange] = {}
         self._thread = Background("atoll-peers")
@@ -144,18 +143,18 @@ class TorchGroup:
                 link.close()
 
     def _start(self, exchange: _Exchange, take: Take | None) -> "Future[Landed | Lost]":
-        # live tensors on a GPU stand still only when the taker's stream has come this far
-        still = torch.cuda.current_stream().record_event() if take and torch.cuda.is_initialized() else None
+        if not torch.cuda.is_initialized():
+            exchange.answer = self._thread.run(lambda: self._exchange(exchange.post, take))
+            return exchange.answer
+        # live tensors stand still once the taker's stream has come this far; it goes on when ours has written them
+        still, ours = torch.cuda.current_stream().record_event(), torch.cuda.Stream()
 
         def job() -> Landed | Lost:
-            if self._home.type == "cuda":
-                torch.cuda.set_device(self._home)
-            if still is None:
-                return self._exchange(exchange.post, take)
-            torch.cuda.current_stream().wait_event(still)
-            outcome = self._exchange(exchange.post, take)
-            torch.cuda.current_stream().synchronize()
-            return outcome
+            with torch.cuda.stream(ours):
+                ours.wait_event(still)
+                outcome = self._exchange(exchange.post, take)
+                ours.synchronize()
+                return outcome
 
         exchange.answer = self._thread.run(job)
         return exchange.answer

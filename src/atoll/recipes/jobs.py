@@ -9,8 +9,10 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -19,8 +21,8 @@ from atoll.errors import AtollError
 
 LOOK_EVERY = 0.2
 """Seconds between two calls of `meanwhile`."""
-PATIENCE = 5.0
-"""Seconds that a process gets to end by itself, so that what it shares with others is given back; then it is killed."""
+PATIENCE = 3.0
+"""Seconds that processes get to end by themselves and give back what they share with others; then they are killed."""
 
 
 def side_by_side(
@@ -49,8 +51,9 @@ def side_by_side(
     finally:
         for helper in helpers:
             helper.stop()
+        deadline = time.monotonic() + PATIENCE
         for helper in helpers:
-            helper.gone()
+            helper.gone(deadline)
 
 
 class _Helper:
@@ -62,7 +65,9 @@ class _Helper:
         self.job: int | None = None
         self._process: SpawnProcess = context.Process(target=_serve, args=(function, theirs), daemon=True)
         # Ctrl-C goes to the whole foreground group. Blocked here, it is blocked in the child from its first
-        # instruction, so only the parent acts on it; in the parent it is delivered a moment later.
+        # instruction, so only the parent acts on it; in the parent it is delivered a moment later. The tracker comes
+        # first, because starting it unblocks.
+        resource_tracker.ensure_running()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -100,8 +105,8 @@ class _Helper:
         if self.job is not None:
             self._process.terminate()
 
-    def gone(self) -> None:
-        self._process.join(PATIENCE)
+    def gone(self, deadline: float) -> None:
+        self._process.join(max(0.0, deadline - time.monotonic()))
         self._process.kill()
         self._process.join()
 
@@ -110,7 +115,7 @@ def _serve(function: Callable[..., Any], connection: Connection) -> None:
     """Do one job after another until the parent closes the connection, or is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     while True:
         try:
@@ -124,3 +129,9 @@ def _serve(function: Callable[..., Any], connection: Connection) -> None:
         except Exception:
             defect = f"a run failed in its process, which is a defect of atoll:\n{traceback.format_exc()}"
             connection.send((None, AtollError(defect)))
+
+
+def _leave(*_: object) -> None:
+    """Unwind, so that what is shared with other processes is given back; what is said on the way helps nobody."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    sys.exit(1)

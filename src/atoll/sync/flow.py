@@ -22,7 +22,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from atoll.errors import CompositionError
+from atoll.errors import CompositionError, ModelError
 from atoll.parts.landings import After
 from atoll.parts.merges import adopt
 from atoll.parts.mixers import Work
@@ -45,7 +45,9 @@ def before(state: SyncState) -> Flow:
     posted: list[tuple[InFlight, Live]] = []
     for track in state.gradient_tracks():
         if track.rule.schedule.next(state.step, track.fragment.index, state.signals) == state.step + 1:
-            gradients = Live(track.fragment.layout, [_gradient(tensor) for tensor in track.fragment.tensors])
+            layout = track.fragment.layout
+            named = zip(layout.specs, track.fragment.tensors, strict=True)
+            gradients = Live(layout, [_gradient(spec.name, tensor) for spec, tensor in named])
             entry = yield from _launch(state, track, LiveSource(gradients), events)
             posted.append((entry, gradients))
     for entry, gradients in posted:
@@ -85,10 +87,15 @@ def drain(state: SyncState) -> Flow:
     return events
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def _gradient(name: str, parameter: Tensor) -> Tensor:
     """The gradient, laid out in memory as its parameter, because elements meet by their place in memory."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.layout is not torch.strided:
+        raise ModelError(
+            f"the gradient of {name!r} is sparse, but gradients are averaged element by element; build the layer with "
+            "sparse=False, or carry DELTA"
+        )
     elif parameter.grad.stride() != parameter.stride():
         parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
     return parameter.grad

@@ -286,26 +286,11 @@ class SyncCallback(TrainerCallback):
 
 def _tell(events: list[Event], step: int) -> None:
     for event in events:
-        match event:
-            case Landed():
-                logger.info(
-                    "step %d: round %d of fragment %d landed, the mean of %d workers; %d bytes sent",
-                    step,
-                    event.key.round,
-                    event.key.fragment,
-                    len(event.peers),
-                    event.sent,
-                )
-            case Lost():
-                logger.warning(
-                    "step %d: round %d of fragment %d did not count: %s",
-                    step,
-                    event.key.round,
-                    event.key.fragment,
-                    event.why,
-                )
-            case _:
-                pass
+        where = f"step {step}: round {event.key.round} of fragment {event.key.fragment}"
+        if isinstance(event, Landed):
+            logger.info("%s landed, the mean of %d workers; %d bytes sent", where, len(event.peers), event.sent)
+        elif isinstance(event, Lost):
+            logger.warning("%s did not count: %s", where, event.why)
 
 
 def _write(path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -1,8 +1,11 @@
-"""Where DiLoCo closes the gap between one worker and data-parallel training, and where it loses: one thing varied at a time.
+"""Where DiLoCo closes the gap between one worker and data-parallel training, and where it loses: one thing varied at a
+time.
 
-    python -m bench.regimes [rounds] [start] [batch] [momentum]      writes runs/regimes/NAME.json and docs/pictures/regimes.png
+    python -m bench.regimes [rounds] [start] [batch] [momentum]      writes runs/regimes/NAME.json and
+    docs/pictures/regimes.png
 
-Everything is a comparison as `atoll compare` makes it; a run that is finished is not repeated. One seed, so read trends, not digits.
+Everything is a comparison as `atoll compare` makes it; a run that is finished is not repeated. One seed, so read
+trends, not digits.
 """
 
 import json
@@ -53,7 +56,10 @@ def start() -> dict[float, Point]:
 
 def batch() -> dict[float, Point]:
     """Sequences per worker and step."""
-    return {size: losses(f"batch-{size}", [*BASELINES, PAPER, CALM], replace(BASE, steps=400, batch=size)) for size in (2, 8, 32)}
+    return {
+        size: losses(f"batch-{size}", [*BASELINES, PAPER, CALM], replace(BASE, steps=400, batch=size))
+        for size in (2, 8, 32)
+    }
 
 
 def momentum() -> dict[float, Point]:
@@ -61,7 +67,9 @@ def momentum() -> dict[float, Point]:
     values = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
     labels = {value: f"diloco:outer_momentum={value}" for value in values}
     found = losses("momentum", [*BASELINES, *labels.values()], BASE)
-    return {value: {name: found[name] for name in BASELINES} | {"diloco": found[label]} for value, label in labels.items()}
+    return {
+        value: {name: found[name] for name in BASELINES} | {"diloco": found[label]} for value, label in labels.items()
+    }
 
 
 SWEEPS: dict[str, tuple[str, Callable[[], dict[float, Point]]]] = {
@@ -93,7 +101,10 @@ def show(names: Sequence[str]) -> None:
         print("|---" * (3 + len(labels)) + "|")
         for value, point in points.items():
             cells = [f"{point[label]:.3f}, {closed(point, label):+.0%}" for label in labels]
-            print(f"| {value:g} | {point['single']:.3f} | {point['data-parallel']:.3f} | " + " | ".join(cells) + " |", flush=True)
+            print(
+                f"| {value:g} | {point['single']:.3f} | {point['data-parallel']:.3f} | " + " | ".join(cells) + " |",
+                flush=True,
+            )
     drawn = [name for name in SWEEPS if (OUT / f"{name}.json").exists()]
     figure, axes = pyplot.subplots(1, len(drawn), figsize=(4 * len(drawn), 3.4), sharey=True, squeeze=False)
     for name, ax in zip(drawn, axes[0], strict=True):

@@ -1,4 +1,5 @@
-"""Shared by all tests: one intra-op thread, because bits and timings of tiny tensors should not depend on the machine's cores."""
+"""Shared by all tests: one intra-op thread, because bits and timings of tiny tensors should not depend on the
+machine's cores."""
 
 import pytest
 import torch

@@ -8,8 +8,9 @@
     ├── CheckpointError       a checkpoint that is missing, incomplete, or of another run
     └── GroupError            peers that did not answer, differ, or were aborted
 
-Each message is one sentence (two at most) that says what was asked, what was seen, and what to do. The command line prints the message
-alone and exits with status 2 for `UsageError`, 1 for the others; a traceback means a defect of ours.
+Each message is one sentence (two at most) that says what was asked, what was seen, and what to do. The command line
+prints the message alone and exits with status 2 for `UsageError`, 1 for the others; a traceback means a defect of
+ours.
 """
 
 

@@ -232,12 +232,13 @@ def digest(
     Args: tensors: by name. view: what of each is digested: this lane's shard, or `whole`.
 
     Example:
-        >>> digest({"w": torch.zeros(2)}) == digest({"w": torch.zeros(2)}), digest({"w": torch.zeros(2)}) ==
-        digest({"w": -torch.zeros(2)}) (True, False)
+        >>> zero, minus = torch.zeros(2), -torch.zeros(2)
+        >>> digest({"w": zero}) == digest({"w": zero.clone()}), digest({"w": zero}) == digest({"w": minus})
+        (True, False)
     """
     sha = sha256()
     for name, tensor in sorted(dict(tensors).items()):
         value = view(tensor).detach().cpu().contiguous()
         sha.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        sha.update(value.reshape(-1).view(torch.uint8).numpy())
+        sha.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()

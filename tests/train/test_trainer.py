@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from atoll.train.inner import AdamW
 
 from atoll.errors import CheckpointError, UsageError
 from atoll.peers.memory import Hub
 from atoll.recipes import methods
+from atoll.train.inner import AdamW
 from atoll.train.run import Data, Method, Result, Run
 from atoll.train.trainer import train
 

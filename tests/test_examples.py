@@ -30,7 +30,8 @@ def digests(*commands: list[str | Path]) -> dict[int, str]:
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0] * len(started), "\n".join(output)
-    ends = re.findall(r"worker (\d+): .*digest ([0-9a-f]{64})", "\n".join(output))
+    # two processes may write on one line
+    ends = re.findall(r"worker (\d+): .*?digest ([0-9a-f]{64})", "\n".join(output))
     return {int(worker): seen for worker, seen in ends}
 
 

@@ -63,6 +63,7 @@ def test_a_method_that_never_syncs_trains_one_worker_by_default(atoll: Call, sma
     ("out", "sentence"),
     [
         ([], "nothing was kept; give --out DIR"),
+        (["--out", "nowhere"], "nothing was in nowhere yet"),
         (["--out", "here"], "with --out here --resume goes on from the last complete"),
     ],
 )
@@ -72,6 +73,8 @@ def test_an_interrupt_says_how_to_go_on_and_is_status_130(
     from atoll.train import trainer
 
     def interrupted(*_: object, **__: object) -> None:
+        if out == ["--out", "here"]:
+            Path("here").mkdir()
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)

@@ -235,9 +235,10 @@ def _resumable(out: Path | None) -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        how = (
-            f"the same command with --out {out} --resume goes on from the last complete checkpoint"
-            if out
-            else "nothing was kept; give --out DIR to be able to resume"
-        )
+        if not out:
+            how = "nothing was kept; give --out DIR to be able to resume"
+        elif out.exists():
+            how = f"the same command with --out {out} --resume goes on from the last complete checkpoint"
+        else:
+            how = f"nothing was in {out} yet"
         raise KeyboardInterrupt(f"interrupted; {how}") from None

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.recipes.compare import compare, entries, side_by_side_at_most
-from atoll.recipes.options import Options
-from atoll.recipes.specs import rows
+from atoll.cli.compare import compare, entries, side_by_side_at_most
+from atoll.cli.options import Options
+from atoll.cli.specs import rows
 from atoll.train.run import Result
 
 OUT = Path("runs/regimes")

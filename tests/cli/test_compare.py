@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.recipes import compare as comparing
-from atoll.recipes.compare import compare, entries, side_by_side_at_most
-from atoll.recipes.options import Options
-from atoll.recipes.specs import rows
-from atoll.recipes.table import lines
+from atoll.cli.compare import compare, entries, side_by_side_at_most
+from atoll.cli.options import Options
+from atoll.cli.specs import rows
+from atoll.cli.table import lines
+from atoll.cli import compare as comparing
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result
 from tests.cli.conftest import Said
@@ -107,7 +107,7 @@ def test_results_on_different_text_are_not_compared(
 
 
 def test_without_a_directory_each_comparison_gets_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from atoll.recipes.options import Comparing
+    from atoll.cli.options import Comparing
 
     monkeypatch.chdir(tmp_path)
     assert Comparing().directory() == Path("runs/compare")

@@ -14,11 +14,10 @@ from atoll.parts.mixers import all_mean, alone, by_share, weighted
 from atoll.parts.outers import sgd
 from atoll.parts.schedules import at, every, staggered
 from atoll.recipes import methods
-from atoll.recipes.shapes import meta_model
 from atoll.sync.explain import explain
 from atoll.sync.rule import Rule, Strategy
 from atoll.testing import reference
-from atoll.train.model import build_model
+from atoll.train.model import build_model, meta_model
 from atoll.train.sizes import SIZES, parameter_count
 from atoll.wire import Keep, Reduce
 from tests.cli.conftest import Said
@@ -113,7 +112,7 @@ def test_what_is_in_flight_at_the_end_is_waited_for() -> None:
 
 
 def test_streaming_fragments_leave_in_turn_and_land_later() -> None:
-    model = meta_model("tiny", vocab=256)
+    model = meta_model("tiny", vocab=256, length=128)
     explained = explain(model, methods.streaming(30, fragments=2, delay=4).strategy, workers=4, steps=100)
     assert [each.leaves for each in explained.exchanges] == [(30, 60, 90), (40, 70, 100), (50, 80)]
     assert {each.delay for each in explained.exchanges} == {4}
@@ -133,7 +132,7 @@ def test_floating_buffers_are_exchanged_with_the_first_fragment() -> None:
 
 
 def test_a_shape_is_that_of_the_model_that_is_trained() -> None:
-    shapes = {name: parameter.shape for name, parameter in meta_model("tiny", vocab=300).named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in meta_model("tiny", vocab=300, length=128).named_parameters()}
     built = build_model("tiny", vocab=300, length=16, seed=0)
     assert shapes == {name: parameter.shape for name, parameter in built.named_parameters()}
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from atoll import __version__
+from atoll.cli.options import Asking, Comparing, Keeping, Options
+from atoll.cli.values import kind_of, parameters
 from atoll.recipes import methods
-from atoll.recipes.options import Asking, Comparing, Keeping, Options
-from atoll.recipes.values import kind_of, parameters
 from atoll.train.run import Method
 from tests.cli.conftest import Said
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from atoll.cli.jobs import side_by_side
 from atoll.errors import AtollError, DataError
-from atoll.recipes.jobs import side_by_side
 from tests.cli import chores
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_a_process_that_is_killed_is_a_sentence_and_not_a_hang() -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_child_is_left_when_the_parent_is_interrupted_terminated_or_killed(how: int, tmp_path: Path) -> None:
     script = (
-        "from atoll.recipes.jobs import side_by_side; from tests.cli import chores\n"
+        "from atoll.cli.jobs import side_by_side; from tests.cli import chores\n"
         f"list(side_by_side(chores.waits, [({str(tmp_path)!r}, 0), ({str(tmp_path)!r}, 1)], 2, lambda: None))\n"
     )
     parent = subprocess.Popen(

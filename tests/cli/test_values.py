@@ -5,12 +5,12 @@ from typing import Literal
 
 import pytest
 
+from atoll.cli.options import Options
+from atoll.cli.specs import row, rows
+from atoll.cli.values import bits_per_second, kind_of, parse, suggestion
 from atoll.errors import UsageError
 from atoll.parts.mixers import by_share, weighted
 from atoll.parts.outers import nesterov
-from atoll.recipes.options import Options
-from atoll.recipes.specs import row, rows
-from atoll.recipes.values import bits_per_second, kind_of, parse, suggestion
 from atoll.train.inner import AdamW, Muon
 
 

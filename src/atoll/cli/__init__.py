@@ -1,6 +1,6 @@
 """The command line: `atoll train METHOD`, `atoll compare METHOD...`, `atoll explain METHOD`.
 
-Options are those of typed signatures: a method's function, and the dataclasses in `recipes.options`. Nothing heavy is
+Options are those of typed signatures: a method's function, and the dataclasses in `cli.options`. Nothing heavy is
 imported before it is known what was asked. Exit status: 0; 2 for what cannot work as asked; 1 for what went wrong on
 the way; 130 for an interrupt.
 """
@@ -15,11 +15,11 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, TextIO
 
 from atoll import __version__
+from atoll.cli.values import bits_per_second, parameters, suggestion
 from atoll.errors import AtollError, UsageError
-from atoll.recipes.values import bits_per_second, parameters, suggestion
 
 if TYPE_CHECKING:
-    from atoll.recipes.options import Options
+    from atoll.cli.options import Options
     from atoll.train.run import Method, Run
     from atoll.wire import PeerGroup
 
@@ -74,7 +74,7 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _train(args: list[str]) -> None:
-    from atoll.recipes.options import Keeping, Options
+    from atoll.cli.options import Keeping, Options
 
     method, values = _method("train", args, run=Options, output=Keeping)
     keeping: Keeping = values["output"]
@@ -93,12 +93,12 @@ def _train(args: list[str]) -> None:
 def _compare(args: list[str]) -> None:
     from rich.console import Console
 
+    from atoll.cli.compare import as_json, compare, entries, side_by_side_at_most
     from atoll.cli.flags import parsed
+    from atoll.cli.options import Comparing, Options
     from atoll.cli.show import json_line
-    from atoll.recipes.compare import as_json, compare, entries, side_by_side_at_most
-    from atoll.recipes.options import Comparing, Options
-    from atoll.recipes.specs import rows
-    from atoll.recipes.table import lines, table
+    from atoll.cli.specs import rows
+    from atoll.cli.table import lines, table
 
     if _launched():
         raise UsageError("atoll compare starts processes of its own; start it without torchrun")
@@ -123,7 +123,7 @@ def _compare(args: list[str]) -> None:
 
 
 def _explain(args: list[str]) -> None:
-    from atoll.recipes.options import Asking
+    from atoll.cli.options import Asking
 
     method, values = _method("explain", args, question=Asking)
     asking: Asking = values["question"]
@@ -140,10 +140,11 @@ def _explain(args: list[str]) -> None:
         print(inspect.getsource(getattr(reference, method.name.replace("-", "_"))), end="")
     else:
         from atoll.cli.show import in_words
-        from atoll.recipes.shapes import meta_model
         from atoll.sync.explain import explain
+        from atoll.train.model import meta_model
+        from atoll.train.run import Data
 
-        model = meta_model(asking.model, asking.vocab)
+        model = meta_model(asking.model, vocab=asking.vocab, length=Data.length)
         explained = explain(
             model, method.strategy, workers=asking.workers, steps=asking.steps, rate=rate, step_time=asking.step_time
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.recipes.compare import finite
+from atoll.files import finite
 from atoll.sync.explain import Exchanges, Explanation
 from atoll.train.metrics import size
 from atoll.train.run import Result

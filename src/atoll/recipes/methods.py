@@ -24,7 +24,7 @@ from atoll.wire import Reduce
 
 
 def single() -> Method:
-    """One worker's training, k times side by side: no communication at all. The papers' baseline is worker 0."""
+    """One worker on its own: the baseline without communication."""
     return Method("single")
 
 
@@ -34,19 +34,35 @@ def data_parallel() -> Method:
 
 
 def local_sgd(period: int = 50) -> Method:
-    """Parameters averaged every `period` steps (local SGD, FedAvg): DiLoCo with the outer step sgd(1)."""
+    """Parameters averaged every `period` steps (local SGD, FedAvg): DiLoCo with the outer step sgd(1).
+
+    Args:
+        period: inner steps of a round
+    """
     return Method("local-sgd", Strategy((Rule(every(period), outer=sgd(1.0)),)), period=period)
 
 
 def diloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> Method:
     """DiLoCo (Douillard et al. 2023, algorithm 1): deltas averaged every `period` steps, one Nesterov step, everyone
-    adopts the result."""
+    adopts the result.
+
+    Args:
+        period: inner steps of a round
+        outer_lr: learning rate of the outer optimizer
+        outer_momentum: Nesterov momentum of the outer optimizer
+    """
     return Method("diloco", Strategy((Rule(every(period), outer=nesterov(outer_lr, outer_momentum)),)), period=period)
 
 
 def opendiloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> Method:
     """OpenDiLoCo (Jaghouar et al. 2024): DiLoCo with fp16 on the wire, both ways; sums are in fp32, and so is the
-    anchor."""
+    anchor.
+
+    Args:
+        period: inner steps of a round
+        outer_lr: learning rate of the outer optimizer
+        outer_momentum: Nesterov momentum of the outer optimizer
+    """
     half = cast(torch.float16)
     rule = Rule(every(period), outer=nesterov(outer_lr, outer_momentum), codec=half, mixer=all_mean(Reduce(half)))
     return Method("opendiloco", Strategy((rule,)), period=period)
@@ -65,6 +81,14 @@ def streaming(
 
     `fragments` counts groups of blocks, strided; embeddings and head are one more. The paper takes three blocks per
     fragment and a wire of 4 bits, which is not here yet; alpha weighs the local copy.
+
+    Args:
+        period: inner steps of a round
+        fragments: groups of transformer blocks; embeddings and head are one more
+        delay: inner steps from launch to landing
+        alpha: weight of the local copy when a fragment lands, in [0, 1]
+        outer_lr: learning rate of the outer optimizer
+        outer_momentum: Nesterov momentum of the outer optimizer
     """
     rule = Rule(
         staggered(period, fragments + 1),

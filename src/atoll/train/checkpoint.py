@@ -10,7 +10,6 @@ only; a step without its marker is ignored, and removed when a later one is comp
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atoll.errors import CheckpointError
+from atoll.files import write_whole
 
 FORMAT = 1
 KEPT = 2
@@ -134,15 +134,9 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def _durably(self, path: Path, write: Any) -> None:
-        beside = path.with_name(path.name + ".part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(beside)
-            with open(beside, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(beside, path)
+            write_whole(path, write)
         except (OSError, SafetensorError) as error:
-            beside.unlink(missing_ok=True)
             full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
             last = max(self.steps(), default=None)
             raise CheckpointError(

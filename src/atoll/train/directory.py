@@ -15,6 +15,7 @@ import torch
 
 from atoll import __version__
 from atoll.errors import CheckpointError, UsageError
+from atoll.files import write_json
 from atoll.train.run import Run
 
 
@@ -32,7 +33,7 @@ def open_directory(out: Path, run: Run, fingerprint: str, *, resume: bool, write
         if writes:
             try:
                 out.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(config, indent=1) + "\n")
+                write_json(path, config)
             except OSError as error:
                 raise UsageError(
                     f"the run directory {out} cannot be written ({error.strerror}); give another --out"

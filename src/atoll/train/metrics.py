@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from atoll.files import finite
 from atoll.wire import Event, Landed, Lost
 
 LOG_EVERY = 10
@@ -38,7 +39,7 @@ class Recorder:
         if path:
             kept = [line for line in _lines(path) if json.loads(line)["step"] <= start]
             path.write_text("".join(kept))
-            self._file = path.open("a")
+            self._file = path.open("a", buffering=1)  # by lines, so that a watcher sees them
 
     def step(self, step: int, losses: Sequence[float], speed: float) -> None:
         """Training loss of this process's workers, nats per token, and tokens/s of all of them."""
@@ -92,11 +93,7 @@ class Recorder:
 
     def _write(self, **record: Any) -> None:
         if self._file:
-            finite = {
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in record.items()
-            }
-            self._file.write(json.dumps(finite) + "\n")
+            self._file.write(json.dumps(finite(record)) + "\n")
 
     def __enter__(self) -> "Recorder":
         self._progress.start()

@@ -2,6 +2,8 @@
 
 import shutil
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,11 +11,21 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from atoll.errors import CheckpointError, ModelError
 from atoll.train.sizes import SIZES, Size, find_size, parameter_count
 
-__all__ = ["SIZES", "Size", "build_model", "export_model", "load_pretrained", "next_token_loss", "parameter_count"]
+__all__ = [
+    "SIZES",
+    "Size",
+    "build_model",
+    "export_model",
+    "load_pretrained",
+    "meta_model",
+    "next_token_loss",
+    "parameter_count",
+]
 
 
 def build_model(
@@ -35,15 +47,7 @@ def build_model(
         133440
     """
     size = find_size(size_name)
-    if size.vocab is not None and size.vocab < vocab:
-        free = ", ".join(name for name, other in SIZES.items() if other.vocab is None)
-        raise ModelError(
-            f"the model size {size_name} has a vocabulary of {size.vocab} tokens, but the tokenizer's is {vocab}; "
-            f"give a smaller tokenizer, or a size that takes the tokenizer's: {free}"
-        )
-    # On meta nothing is drawn or allocated; the library's own initialisation would draw from the global generator.
-    with torch.device("meta"):
-        model = LlamaForCausalLM(_config(size, size.vocab or vocab, length))
+    model = meta_model(size_name, vocab=vocab, length=length)
     nn.Module.to(model, dtype)
     model.to_empty(device="cpu")
     model.tie_weights()
@@ -56,6 +60,24 @@ def build_model(
             else:
                 parameter.fill_(1)
     return model
+
+
+def meta_model(size_name: str, *, vocab: int, length: int) -> LlamaForCausalLM:
+    """A model of a named size without weights, on the meta device: for plans, and to be filled.
+
+    Nothing is drawn or allocated; the library's own initialisation would draw from the global generator.
+
+    Raises: ModelError if there is no such size, or it has fewer tokens than the tokenizer.
+    """
+    size = find_size(size_name)
+    if size.vocab is not None and size.vocab < vocab:
+        free = ", ".join(name for name, other in SIZES.items() if other.vocab is None)
+        raise ModelError(
+            f"the model size {size_name} has a vocabulary of {size.vocab} tokens, but the tokenizer's is {vocab}; "
+            f"give a smaller tokenizer, or a size that takes the tokenizer's: {free}"
+        )
+    with torch.device("meta"):
+        return LlamaForCausalLM(_config(size, size.vocab or vocab, length))
 
 
 def _config(size: Size, vocab: int, length: int) -> LlamaConfig:
@@ -96,9 +118,10 @@ def load_pretrained(path_or_hub_name: str, *, vocab: int, length: int) -> PreTra
     try:
         config = AutoConfig.from_pretrained(where, local_files_only=local)
         _check_fit(path_or_hub_name, config.get_text_config(), vocab, length)
-        model, found = cast(Any, AutoModelForCausalLM).from_pretrained(
-            where, config=config, dtype=torch.float32, local_files_only=local, output_loading_info=True
-        )
+        with _without_bars():
+            model, found = cast(Any, AutoModelForCausalLM).from_pretrained(
+                where, config=config, dtype=torch.float32, local_files_only=local, output_loading_info=True
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         if local:
@@ -148,7 +171,8 @@ def export_model(model: nn.Module, directory: Path) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-        model.save_pretrained(fresh / "new")
+        with _without_bars():
+            model.save_pretrained(fresh / "new")
         if directory.exists():
             directory.rename(fresh / "old")
         (fresh / "new").rename(directory)
@@ -161,6 +185,19 @@ def export_model(model: nn.Module, directory: Path) -> None:
             if (fresh / "old").exists() and not directory.exists():
                 (fresh / "old").rename(directory)
             shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def _without_bars() -> Generator[None]:
+    """A model of ours is written in a moment; the library's progress bars would only tear a terminal that has its
+    own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _replaceable(directory: Path) -> bool:

@@ -1,6 +1,5 @@
 """The training loop: step, sync, evaluate, save. The groups it is given decide where the other workers are."""
 
-import json
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 import torch
 
 from atoll.errors import CheckpointError
+from atoll.files import finite, write_json
 from atoll.sync.drive import take_turns
 from atoll.sync.flow import Flow, drain, settle
 from atoll.sync.gather import Gathering
@@ -226,7 +226,7 @@ class Trainer:
         if self.out and self.speaks:
             with self.lead.sync.shared_weights() as model:
                 export_model(model, self.out / "model")
-            (self.out / "result.json").write_text(json.dumps(result.as_json(), indent=1) + "\n")
+            write_json(self.out / "result.json", finite(result.as_json()))
         return result
 
     @contextmanager

@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from atoll.cli.jobs import side_by_side
+from atoll.cli.specs import Row
 from atoll.errors import CheckpointError, DataError, UsageError
+from atoll.files import finite, write_json
 from atoll.peers.memory import Hub
-from atoll.recipes.jobs import side_by_side
-from atoll.recipes.specs import Row
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result, Run
 
@@ -139,35 +140,6 @@ def as_json(grouped: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
             {"label": label} | finite(result.as_json()) for label, results in grouped.items() for result in results
         ]
     }
-
-
-def finite(value: Any) -> Any:
-    """The same value with None for numbers that JSON does not know (nan, inf).
-
-    Example:
-        >>> finite({"loss": [1.0, float("nan")]})
-        {'loss': [1.0, None]}
-    """
-    match value:
-        case dict():
-            return {name: finite(each) for name, each in value.items()}
-        case list() | tuple():
-            return [finite(each) for each in value]
-        case float() if value != value or abs(value) == float("inf"):
-            return None
-        case _:
-            return value
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file that is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    try:
-        beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 class _Watch:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from atoll.recipes.specs import Row
+from atoll.cli.specs import Row
 from atoll.train.metrics import size
 from atoll.train.run import Result
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.cli.options import Options
+from atoll.cli.values import parameters, parse, suggestion
 from atoll.errors import UsageError
 from atoll.recipes.methods import METHODS
-from atoll.recipes.options import Options
-from atoll.recipes.values import parameters, parse, suggestion
 from atoll.train.run import Run
 
 OWN = ("workers", "steps", "accumulate", "batch", "lr", "inner")

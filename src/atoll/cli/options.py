@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from atoll.cli.values import AtLeast, Count, Positive
 from atoll.errors import UsageError
 from atoll.recipes.methods import weigh_by_share
-from atoll.recipes.values import AtLeast, Count, Positive
 from atoll.train.inner import AdamW, Inner, Muon
 from atoll.train.run import Data, Method, Run
 from atoll.train.shards import by_domain, iid

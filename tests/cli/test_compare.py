@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli import compare as comparing
 from atoll.cli.compare import compare, entries, side_by_side_at_most
 from atoll.cli.options import Options
 from atoll.cli.specs import rows
 from atoll.cli.table import lines
-from atoll.cli import compare as comparing
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result
 from tests.cli.conftest import Said

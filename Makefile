@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test check bench docs clean
 
 demo: .venv/installed
-	$(BIN)/atoll compare single data-parallel diloco:outer_momentum=0.5 --workers 4 --period 20 --steps 600 --out runs/demo --resume
+	$(BIN)/atoll compare single data-parallel diloco:outer_momentum=0.5 --workers 4 --period 20 --steps 600
 
 test: .venv/installed
 	$(BIN)/python -m pytest

@@ -20,6 +20,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         with open(beside, "rb") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # or a power cut could forget the name
+        finally:
+            os.close(folder)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise

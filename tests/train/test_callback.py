@@ -237,8 +237,11 @@ def test_what_cannot_work_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: 
         run_to(tmp_path, single())
     with pytest.raises(UsageError, match="include_num_input_tokens_seen='all'"):
         run_to(tmp_path, tokens)
-    with pytest.raises(UsageError, match="after 12 optimizer steps, but the Trainer takes 11"):
-        run_to(tmp_path, diloco(period=STEPS + 1))
+    for late in (diloco(period=STEPS + 1), streaming(STEPS - 1, fragments=4, delay=1)):  # the last of five at 10 + 8
+        with pytest.raises(UsageError, match=r"after 1[28] optimizer steps, but the Trainer takes 11"):
+            run_to(tmp_path, late)
+    with pytest.raises(UsageError, match="write save_total_limit=2"):
+        run_to(tmp_path, diloco(3), save_total_limit=1)
     used = run_to(tmp_path, diloco(3))
     with pytest.raises(UsageError, match="make a new group and a new callback"):
         trainer(tmp_path, [used], data=data_of(0, STEPS)).train()

@@ -27,16 +27,13 @@ class Numbers:
     def encode(self, text: str) -> Tensor:
         return torch.tensor([int(word) for word in text.split()], dtype=torch.int64)
 
-    def decode(self, tokens: Tensor) -> str:
-        return " ".join(map(str, tokens.tolist()))
-
 
 def numbers(first: int, last: int) -> str:
     return " ".join(map(str, range(first, last)))
 
 
-def load(source: object, limit: int | None = None, vocab: int = 1 << 20) -> Corpus:
-    corpus = load_corpus(f"text:{source}", Numbers(vocab), limit=limit)
+def load(source: object, vocab: int = 1 << 20) -> Corpus:
+    corpus = load_corpus(f"text:{source}", Numbers(vocab))
     assert isinstance(corpus, Corpus)
     return corpus
 
@@ -104,14 +101,6 @@ def test_the_fingerprint_depends_on_text_tokenizer_and_domains_and_not_on_the_pl
     assert load(tmp_path / "there").fingerprint != first
     (tmp_path / "here" / "a.txt").rename(tmp_path / "here" / "b.txt")
     assert load(tmp_path / "here").fingerprint != first
-
-
-def test_a_limit_keeps_the_beginning_of_each_domain_in_proportion(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(numbers(10_000, 20_000) + " ")
-    (tmp_path / "b.txt").write_text(numbers(50_000, 80_000) + " ")
-    corpus = load(tmp_path, limit=1000)
-    kept = sorted(torch.cat([*corpus.domains.values(), corpus.held_out]).tolist())
-    assert kept == [*range(10_000, 10_250), *range(50_000, 50_750)]
 
 
 def test_files_and_subfolders_at_the_top_are_domains_and_dot_files_are_left_out(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from atoll.train.shards import by_domain, held_out_batches, iid, make_shards
 from atoll.train.tokens import bytes_tokenizer
 
 
-def refused(source: str, *words: str, limit: int | None = None) -> None:
+def refused(source: str, *words: str) -> None:
     with pytest.raises(DataError) as raised:
-        load_corpus(source, bytes_tokenizer(), limit=limit)
+        load_corpus(source, bytes_tokenizer())
     message = str(raised.value)
     assert [word for word in words if word not in message] == [], message
     assert "\n" not in message
@@ -73,10 +73,6 @@ def test_parquet_without_text_or_broken_is_named(tmp_path: Path) -> None:
     refused(f"text:{tmp_path}#n", "a.parquet", "int")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     refused(f"text:{tmp_path}", "a.parquet", "cannot be read")
-
-
-def test_a_limit_below_one_is_refused() -> None:
-    refused("builtin", "limit was 0", limit=0)
 
 
 def corpus(held_out: int = 100, **domains: int) -> Corpus:

@@ -6,11 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    LlamaForCausalLM,
-    get_cosine_schedule_with_warmup,
-    get_cosine_with_min_lr_schedule_with_warmup,
-)
+from transformers import LlamaForCausalLM, get_cosine_schedule_with_warmup
 
 from atoll.errors import CheckpointError, ModelError, UsageError
 from atoll.train.inner import AdamW, InnerOptimizer, Muon, autocast, clip_gradients, warmup_cosine
@@ -200,7 +196,7 @@ def test_state_of_another_model_or_optimizer_is_refused() -> None:
 
 
 def test_values_are_rebuilt_by_their_repr() -> None:
-    for value in (AdamW(lr=0.5), Muon(adamw=AdamW(eps=1e-3)), warmup_cosine(3, 9, 0.1)):
+    for value in (AdamW(lr=0.5), Muon(adamw=AdamW(eps=1e-3)), warmup_cosine(3, 9)):
         assert eval(repr(value)) == value
 
 
@@ -221,20 +217,12 @@ def test_the_schedule_is_that_of_transformers_which_opendiloco_uses(warmup: int)
     assert [warmup_cosine(warmup, 100)(step) for step in range(100)] == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_schedule_with_a_floor_is_that_of_transformers() -> None:
-    def make(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-        return get_cosine_with_min_lr_schedule_with_warmup(optimizer, 10, 100, min_lr_rate=0.1)
-
-    expected = theirs(make, 100)
-    assert [warmup_cosine(10, 100, 0.1)(step) for step in range(100)] == pytest.approx(expected, abs=1e-12)
+def test_the_schedule_stays_at_0_after_the_last_step() -> None:
+    assert [warmup_cosine(10, 100)(step) for step in (100, 150, 10**9)] == [0.0] * 3
 
 
-def test_the_schedule_stays_at_its_floor_after_the_last_step() -> None:
-    assert [warmup_cosine(10, 100, 0.1)(step) for step in (100, 150, 10**9)] == [0.1] * 3
-
-
-@pytest.mark.parametrize("arguments", [(-1, 10, 0.0), (0, 0, 0.0), (0, 10, 1.5)])
-def test_a_schedule_that_makes_no_sense_is_refused(arguments: tuple[int, int, float]) -> None:
+@pytest.mark.parametrize("arguments", [(-1, 10), (0, 0)])
+def test_a_schedule_that_makes_no_sense_is_refused(arguments: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="warm-up"):
         warmup_cosine(*arguments)
 

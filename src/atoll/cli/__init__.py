@@ -114,9 +114,10 @@ def _compare(args: list[str]) -> None:
         results = compare(planned, out, jobs=jobs, resume=comparing.resume, save_every=comparing.save_every)
         shown = lines(compared, results, options.steps * options.accumulate * options.batch)
         wall_s = sum(result.wall_s for each in results.values() for result in each)
+        data = next(iter(results.values()))[0].data
         shows = sys.stderr if comparing.json else stdout
         console = Console(file=shows, width=None if shows.isatty() else 110)
-        console.print(table(shown, seeds=comparing.seeds, wall_s=wall_s, jobs=jobs))
+        console.print(table(shown, seeds=comparing.seeds, wall_s=wall_s, jobs=jobs, data=data))
         print(f"{out / 'compare.png'} shows the curves, {out / 'compare.json'} has the numbers", file=sys.stderr)
         if comparing.json:
             print(json_line(as_json(results)), file=stdout)
@@ -209,7 +210,7 @@ def _groups(options: "Options", method: "Method") -> "Generator[tuple[Run, Seque
                 "leave --workers out"
             )
         run = replace(options, workers=world).run(method)
-        with TorchGroup.connect() as group:
+        with TorchGroup.connect(device=options.device) as group:
             yield run, [group]
     else:
         from atoll.peers.memory import Hub

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from atoll.cli.jobs import side_by_side
 from atoll.cli.specs import Row
 from atoll.errors import CheckpointError, DataError, UsageError
-from atoll.files import finite, write_json
+from atoll.files import write_json
 from atoll.peers.memory import Hub
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result, Run
@@ -120,9 +120,7 @@ def _finished(entry: Entry, *, resume: bool) -> Result | None:
     try:
         asked = json.loads((entry.out / "config.json").read_text())["run"]
         saved = json.loads(path.read_text())
-        result = Result(
-            **saved | {"curve": tuple(map(tuple, saved["curve"])), "val_loss_workers": tuple(saved["val_loss_workers"])}
-        )
+        result = Result.from_json(saved)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # cut short as it was written: the run's last checkpoint gives it again
     if asked != repr(entry.run):
@@ -135,11 +133,7 @@ def _finished(entry: Entry, *, resume: bool) -> Result | None:
 
 def as_json(grouped: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     """`{"runs": [...]}`: one object for each run, as `atoll train --json` prints it, with the label of its row."""
-    return {
-        "runs": [
-            {"label": label} | finite(result.as_json()) for label, results in grouped.items() for result in results
-        ]
-    }
+    return {"runs": [{"label": label} | result.as_json() for label, results in grouped.items() for result in results]}
 
 
 class _Watch:

@@ -25,17 +25,18 @@ class Options:
         seed: of weights, data order and dropout
         data: builtin, text:PATH (a file or folder of text, JSON lines or Parquet) or hf:NAME (streamed from the hub)
         model: a named size
-        init: start from this pretrained model (a path or a hub name) instead of random weights
+        init: start from this pretrained model (a path or a hub name) instead of a named size
         tokenizer: bytes, or the path or hub name of a Hugging Face tokenizer
         shards: how workers share the data; by-domain gives each whole domains and weighs deltas by their size
         batch: sequences per worker and micro-batch
         length: tokens per sequence
         accumulate: micro-batches per inner step
-        lr: peak learning rate of the inner optimizer; its own default if left out
+        lr: peak learning rate of the inner optimizer (of Muon, not of its AdamW part); its own default if left out
         weight_decay: of the inner optimizer; its own default if left out
         inner: inner optimizer; the method's if left out
         warmup: inner steps of linear warm-up, then cosine to the end; 50, or a tenth of a shorter run, if left out
         clip: largest norm of a gradient
+        device: where workers train
         precision: bf16 is autocast, parameters stay fp32
         threads: intra-op threads; they change bits
     """
@@ -56,6 +57,7 @@ class Options:
     inner: Literal["adamw", "muon"] | None = None
     warmup: Annotated[int, AtLeast(0)] | None = None
     clip: Positive = Run.clip
+    device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
     threads: Count = Run.threads
 
@@ -77,6 +79,7 @@ class Options:
             accumulate=self.accumulate,
             warmup=min(Run.warmup, self.steps // 10) if self.warmup is None else self.warmup,
             clip=self.clip,
+            device=self.device,
             precision=self.precision,
             seed=self.seed,
             threads=self.threads,

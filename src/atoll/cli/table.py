@@ -70,10 +70,11 @@ def _line(
     )
 
 
-def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int) -> Table:
+def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int, data: str) -> Table:
     """The lines for people, and a caption that says what the columns mean.
 
-    Args: wall_s: seconds of all runs together; jobs: how many shared the machine.
+    Args: wall_s: seconds of all runs together; jobs: how many shared the machine; data: the text's
+    fingerprint.
     """
     shared = f", {jobs} runs side by side on one machine" if jobs > 1 else ""
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed, so no spread"
@@ -82,7 +83,7 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int) -> Tabl
         "sequences that a worker trains one after another; compute and data: those of all workers; both as multiples "
         "of one worker's (time on a link is not in it: see atoll explain). loss: nats per token of held-out text, of "
         f"the shared model, {spread}. gap closed: of the way from single to data-parallel. "
-        f"All runs together trained for {wall_s:,.0f} s{shared}."
+        f"All runs together trained for {wall_s:,.0f} s{shared}; the text has fingerprint {data}."
     )
     columns = ("method", "communication", "rounds", "time", "compute\nand data", "held-out loss", "gap\nclosed")
     shown = Table(caption=caption, caption_justify="left")

@@ -13,7 +13,7 @@ import torch
 
 from atoll.parts.codecs import cast
 from atoll.parts.fragments import strided
-from atoll.parts.landings import After
+from atoll.parts.landings import After, Blocking
 from atoll.parts.merges import blend, leave
 from atoll.parts.mixers import all_mean, by_share, weighted
 from atoll.parts.outers import nesterov, sgd
@@ -85,7 +85,7 @@ def streaming(
     Args:
         period: inner steps of a round
         fragments: groups of transformer blocks; embeddings and head are one more
-        delay: inner steps from launch to landing
+        delay: inner steps from launch to landing; 0 makes training wait
         alpha: weight of the local copy when a fragment lands, in [0, 1]
         outer_lr: learning rate of the outer optimizer
         outer_momentum: Nesterov momentum of the outer optimizer
@@ -93,7 +93,7 @@ def streaming(
     rule = Rule(
         staggered(period, fragments + 1),
         outer=nesterov(outer_lr, outer_momentum),
-        landing=After(delay),
+        landing=After(delay) if delay else Blocking(),
         merge=blend(alpha),
     )
     return Method("streaming", Strategy((rule,), strided(fragments)), period=period)

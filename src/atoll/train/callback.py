@@ -18,7 +18,6 @@ averages gradients at every step. `examples/hf_trainer.py` shows how to start th
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -33,8 +32,8 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import ParallelMode, TrainingArguments
 
 from atoll.errors import CheckpointError, UsageError
+from atoll.files import write_whole
 from atoll.parts.mixers import by_tokens, weighted
-from atoll.parts.schedules import NEVER
 from atoll.sync.drive import drive
 from atoll.sync.flow import settle
 from atoll.sync.gather import Gathering
@@ -102,10 +101,10 @@ class SyncCallback(TrainerCallback):
         self._tokens = state.num_input_tokens_seen
         if saved:
             self._take_up(self._file(args, state), *saved)
-        elif state.max_steps < sync.state.due < NEVER:
+        elif (late := max(track.due for track in sync.state.tracks)) > state.max_steps:
             raise UsageError(
-                f"the first round would close after {sync.state.due} optimizer steps, but the Trainer takes "
-                f"{state.max_steps}; write a shorter period, or train longer"
+                f"the last fragment would first be synced after {late} optimizer steps, but the Trainer takes "
+                f"{state.max_steps}, so it would keep its first weights; write a shorter period, or train longer"
             )
         if args.eval_on_start:
             self._lend()
@@ -204,6 +203,11 @@ class SyncCallback(TrainerCallback):
                 "contributions are weighed by tokens, but the Trainer was not asked to count them; write "
                 "TrainingArguments(include_num_input_tokens_seen='all')",
             ),
+            (
+                args.save_total_limit == 1 and args.save_strategy != "no" and not args.save_only_model,
+                "save_total_limit is 1, but the Trainer deletes the checkpoint before while the new one lacks SyncCallback's "
+                "file, so a kill could leave none to resume from; write save_total_limit=2 or more",
+            ),
         ):
             if wrong:
                 raise UsageError(sentence)
@@ -238,11 +242,8 @@ class SyncCallback(TrainerCallback):
 
     def _file(self, args: TrainingArguments, state: TrainerState) -> Path:
         """This worker's file in the checkpoint of this step: where the Trainer writes it."""
-        return (
-            Path(str(args.output_dir))
-            / f"checkpoint-{state.global_step}"
-            / f"atoll-worker-{self.group.membership.me}.safetensors"
-        )
+        name = f"atoll-worker-{self.group.membership.me}.safetensors"
+        return Path(str(args.output_dir), f"checkpoint-{state.global_step}", name)
 
     def _live(self) -> dict[str, Tensor]:
         """Live tensors that differ from the shared model's, by name."""
@@ -257,13 +258,9 @@ class SyncCallback(TrainerCallback):
         return {f"sync.{name}": tensor for name, tensor in self.sync.state.tensors()} | self._live()
 
     def _take_up(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        prefix = "sync."
-        state = self.sync.state
-        state.load(
-            meta["sync"],
-            {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)},
-        )
-        shared, live = dict(state.shared()), self._live()
+        saved = {name.removeprefix("sync."): tensor for name, tensor in tensors.items() if name.startswith("sync.")}
+        self.sync.state.load(meta["sync"], saved)
+        shared, live = dict(self.sync.state.shared()), self._live()
         for name, tensor in live.items():
             if not torch.equal(shared[name.removeprefix("live.")].to(tensor), tensor):
                 raise CheckpointError(
@@ -294,13 +291,10 @@ def _tell(events: list[Event], step: int) -> None:
 
 
 def _write(path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """One file, complete or absent."""
-    beside = path.with_name(path.name + ".part")
+    header = {"atoll": json.dumps({"format": FORMAT, **meta})}
     try:
-        save_file(dict(tensors), beside, metadata={"atoll": json.dumps({"format": FORMAT, **meta})})
-        os.replace(beside, path)
+        write_whole(path, lambda beside: save_file(dict(tensors), beside, metadata=header))
     except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
         raise CheckpointError(
             f"{path} could not be written ({error}); make room, and resume from the checkpoint before it"
         ) from error

@@ -3,7 +3,7 @@
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,47 +50,40 @@ class Corpus:
         return sum(tokens.numel() for tokens in self.domains.values())
 
 
-def load_corpus(source: str, tokenizer: Tokenizer, *, limit: int | None = None) -> Corpus | Stream:
+def load_corpus(source: str, tokenizer: Tokenizer) -> Corpus | Stream:
     """Read a source and hold out a part of it.
 
     - `builtin`: the running interpreter's standard library (`standard_library`), about 11 MB; interpreters differ.
     - `text:PATH[#FIELD]`: a file or a folder of text, JSON lines or Parquet (`text_documents`).
     - `hf:NAME[:SUBSET][#FIELD]`: the train split of a data set on the Hugging Face hub, or of a folder that `datasets`
-      reads. It is streamed, unless it has at most 256 documents or a limit is given: then it is read into memory.
+      reads. It is streamed, unless it has at most 256 documents: then it is read into memory.
 
     One token of 32, at most 2^20, is held out in pieces spread evenly over the corpus; a piece and its neighbours may
     come from one document. A stream holds out its first 256 documents.
 
     Args: source: as above; FIELD is where JSON, Parquet and hub records have their text, `text` by default.
-        limit: tokens to keep at most, training and held out together: the beginning of each domain, in proportion to
-        its characters.
     Raises: DataError when the source is unknown, missing, empty or not readable.
 
     Example:
         >>> from atoll.train.tokens import bytes_tokenizer
-        >>> "json" in load_corpus("builtin", bytes_tokenizer(), limit=1_000_000).domains
+        >>> "json" in load_corpus("builtin", bytes_tokenizer()).domains
         True
     """
-    if limit is not None and limit < 1:
-        raise DataError(f"the limit was {limit} tokens, but a corpus needs at least one; give 1 or more, or no limit")
     kind, colon, rest = source.partition(":")
     place, _, field = rest.partition("#")
     match kind:
         case "builtin" if not colon:
-            domains = _read(standard_library, tokenizer, limit)
+            domains = _tokenise(standard_library(), tokenizer)
         case "text" if place:
             path = Path(place).expanduser()
-            domains = _read(lambda: text_documents(path, field or "text"), tokenizer, limit)
+            domains = _tokenise(text_documents(path, field or "text"), tokenizer)
         case "hf" if place:
             opened = open_hub(place, field or "text")
-            if limit is None:
-                first = list(hub_documents(opened, most=HELD_OUT_DOCUMENTS + 1))
-                domains = _tokenise(first[:HELD_OUT_DOCUMENTS], tokenizer, None)
-                if domains and len(first) > HELD_OUT_DOCUMENTS:
-                    held_out = domains[opened.domain][:HELD_OUT_MOST]
-                    return Stream(source, tokenizer, opened, held_out, _fingerprint(kind, tokenizer, domains))
-            else:
-                domains = _tokenise(hub_documents(opened), tokenizer, {opened.domain: limit})
+            first = list(hub_documents(opened, most=HELD_OUT_DOCUMENTS + 1))
+            domains = _tokenise(first[:HELD_OUT_DOCUMENTS], tokenizer)
+            if domains and len(first) > HELD_OUT_DOCUMENTS:
+                held_out = domains[opened.domain][:HELD_OUT_MOST]
+                return Stream(source, tokenizer, opened, held_out, _fingerprint(kind, tokenizer, domains))
         case _:
             raise _unknown(source)
     if not domains:
@@ -111,33 +104,14 @@ def _unknown(source: str) -> DataError:
     return DataError(f"the data {source!r} was asked for, which is none of {forms}; {hint}")
 
 
-def _read(documents: Callable[[], Iterable[Document]], tokenizer: Tokenizer, limit: int | None) -> dict[str, Tensor]:
-    if limit is None:
-        return _tokenise(documents(), tokenizer, None)
-    characters: dict[str, int] = {}
-    for domain, text in documents():
-        characters[domain] = characters.get(domain, 0) + len(text)
-    everything = max(1, sum(characters.values()))
-    most = {domain: limit * count // everything for domain, count in characters.items()}
-    return _tokenise(documents(), tokenizer, most)
-
-
-def _tokenise(documents: Iterable[Document], tokenizer: Tokenizer, most: Mapping[str, int] | None) -> dict[str, Tensor]:
-    """The tokens of each domain that has any, each document with the tokenizer's end; of each domain at most `most`."""
+def _tokenise(documents: Iterable[Document], tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """The tokens of each domain that has any, each document with the tokenizer's end."""
     dtype = torch.uint8 if tokenizer.vocab <= 1 << 8 else torch.uint16 if tokenizer.vocab <= 1 << 16 else torch.int32
     end = b"" if tokenizer.end is None else torch.tensor([tokenizer.end]).to(dtype).numpy().tobytes()
     raw: dict[str, bytearray] = {}
-    wanted = set(most or ())
     for domain, text in documents:
-        if not text or (most is not None and domain not in wanted):
-            continue
-        buffer = raw.setdefault(domain, bytearray())
-        buffer += tokenizer.encode(text).to(dtype).numpy().tobytes() + end
-        if most is not None and len(buffer) >= most[domain] * dtype.itemsize:
-            del buffer[most[domain] * dtype.itemsize :]
-            wanted.discard(domain)
-            if not wanted:
-                break
+        if text:
+            raw.setdefault(domain, bytearray()).extend(tokenizer.encode(text).to(dtype).numpy().tobytes() + end)
     return {domain: torch.frombuffer(buffer, dtype=dtype) for domain, buffer in raw.items() if buffer}
 
 

@@ -9,7 +9,6 @@ OUT/config.json       the run as a value (`repr` rebuilds it), versions, threads
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,34 +19,35 @@ from atoll.train.run import Run
 
 
 def open_directory(out: Path, run: Run, fingerprint: str, *, resume: bool, writes: bool) -> None:
-    """Create a run's directory, or make sure that the one to resume is this run's.
+    """Create a run's directory, or make sure that the one to resume is this run's. Resuming what has not begun begins
+    it.
 
     Args: fingerprint: of the data. writes: whether this process is the one that writes the config.
     Raises: UsageError if it exists and `resume` was not asked for; CheckpointError if it belongs to another run.
     """
     path = out / "config.json"
-    config: dict[str, Any] = {"run": repr(run), "data": fingerprint, "atoll": __version__, "torch": torch.__version__}
-    if not resume:
-        if path.exists() and writes:
-            raise UsageError(f"{out} already holds a run; give --resume to go on with it, or another --out")
+    config = {"run": repr(run), "data": fingerprint, "atoll": __version__, "torch": torch.__version__}
+    if path.exists() and not resume and writes:
+        raise UsageError(f"{out} already holds a run; give --resume to go on with it, or another --out")
+    if not path.exists():
         if writes:
             try:
-                out.mkdir(parents=True, exist_ok=True)
                 write_json(path, config)
             except OSError as error:
                 raise UsageError(
                     f"the run directory {out} cannot be written ({error.strerror}); give another --out"
                 ) from error
         return
-    if not path.exists():
-        raise CheckpointError(f"--resume was given, but {out} holds no run; leave --resume out to start one there")
-    saved = json.loads(path.read_text())
-    for name, mine in config.items():
-        if saved[name] != mine and name in ("run", "data"):
-            raise CheckpointError(
-                f"{out} belongs to another run: it has {_difference(saved[name], mine)}; resume with the options it "
-                "was started with"
-            )
+    try:
+        saved: dict[str, str] = json.loads(path.read_text())
+        different = next((name for name in ("run", "data") if saved[name] != config[name]), None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); start again with another --out") from error
+    if resume and different:
+        raise CheckpointError(
+            f"{out} belongs to another run: it has {_difference(saved[different], config[different])}; resume with the "
+            "options it was started with"
+        )
 
 
 def _difference(saved: str, mine: str) -> str:

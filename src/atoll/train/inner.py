@@ -192,15 +192,15 @@ def _tables(model: nn.Module) -> set[nn.Parameter]:
 
 @dataclass(frozen=True)
 class warmup_cosine:
-    """Linear warm-up, then a cosine down to `floor`: over the whole run, never restarted by a sync.
+    """Linear warm-up, then a cosine down to 0: over the whole run, never restarted by a sync.
 
         factor(t) = t / warmup                                      for t < warmup
-                    floor + (1 - floor) (1 + cos(π x)) / 2          after, x = (t - warmup) / (steps - warmup)
+                    (1 + cos(π x)) / 2                              after, x = (t - warmup) / (steps - warmup)
 
     with t the inner steps done before this one. As in OpenDiLoCo, which takes transformers' schedule; the first step
-    of a warm-up therefore has factor 0 and only fills the moments. MuLoCo's floor is 0.1.
+    of a warm-up therefore has factor 0 and only fills the moments. MuLoCo ends at 0.1 instead.
 
-    Args: warmup, steps: in inner steps, of the whole run. floor: the last factor.
+    Args: warmup, steps: in inner steps, of the whole run.
 
     Example:
         >>> [warmup_cosine(2, 6)(t) for t in (0, 1, 2, 4, 6)]
@@ -209,13 +209,12 @@ class warmup_cosine:
 
     warmup: int
     steps: int
-    floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.warmup < 0 or self.steps < 1 or not 0 <= self.floor <= 1:
+        if self.warmup < 0 or self.steps < 1:
             raise UsageError(
-                f"{self.warmup} warm-up steps in a run of {self.steps}, down to {self.floor} of the peak, were asked "
-                "for; give a warm-up of 0 or more, at least one step, and a floor between 0 and 1"
+                f"{self.warmup} warm-up steps in a run of {self.steps} were asked for; give a warm-up of 0 or more, "
+                "and at least one step"
             )
 
     def __call__(self, step: int) -> float:
@@ -223,7 +222,7 @@ class warmup_cosine:
         if step < self.warmup:
             return step / self.warmup
         progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

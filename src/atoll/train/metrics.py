@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from atoll.files import finite
+from atoll.files import finite, write_whole
 from atoll.wire import Event, Landed, Lost
 
 LOG_EVERY = 10
@@ -37,8 +38,8 @@ class Recorder:
         self._bar = self._progress.add_task(label, total=steps, completed=start, loss=math.nan, speed=0.0)
         self._file = None
         if path:
-            kept = [line for line in _lines(path) if json.loads(line)["step"] <= start]
-            path.write_text("".join(kept))
+            kept = [line for line in _lines(path) if _step(line) <= start]
+            write_whole(path, lambda beside: beside.write_text("".join(kept)))
             self._file = path.open("a", buffering=1)  # by lines, so that a watcher sees them
 
     def step(self, step: int, losses: Sequence[float], speed: float) -> None:
@@ -58,6 +59,10 @@ class Recorder:
                         key=event.key,
                         norm=event.mean_norm,
                         cosine=event.cosine,
+                        sent=event.sent,
+                        age=event.age,
+                        peers=event.peers,
+                        refused=event.refused,
                         seconds=seconds,
                     )
                     self._console.print(
@@ -90,6 +95,7 @@ class Recorder:
         """Put what was recorded on the disk, so that no checkpoint is newer than its records."""
         if self._file:
             self._file.flush()
+            os.fsync(self._file.fileno())
 
     def _write(self, **record: Any) -> None:
         if self._file:
@@ -110,6 +116,14 @@ class Recorder:
 def _lines(path: Path) -> list[str]:
     """The whole lines of a file that a kill may have cut short."""
     return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+
+
+def _step(line: str) -> float:
+    """The step of a record; a line that is none is dropped."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def size(count: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -27,18 +28,18 @@ __all__ = [
     "parameter_count",
 ]
 
+WEIGHTS = "model.safetensors"
+"""The file of an exported model's weights."""
 
-def build_model(
-    size_name: str, *, vocab: int, length: int, seed: int, dtype: torch.dtype = torch.float32
-) -> LlamaForCausalLM:
+
+def build_model(size_name: str, *, vocab: int, length: int, seed: int) -> LlamaForCausalLM:
     """A model of a named size whose weights are a pure function of `seed`.
 
     Matrices are drawn from N(0, init_std²) in the module's own order, from a generator of their own; norms are 1. No
-    other generator moves, so threads may build models at the same time. A narrow `dtype` gets the fp32 weights,
-    rounded.
+    other generator moves, so threads may build models at the same time.
 
     Args: size_name: one of `SIZES`. vocab: the tokenizer's vocabulary, in tokens; the model's may be larger. length:
-    tokens per sequence. seed; dtype: of the parameters.
+    tokens per sequence. seed: of the weights.
 
     Raises: ModelError if there is no such size, or it has fewer tokens than the tokenizer.
 
@@ -48,7 +49,6 @@ def build_model(
     """
     size = find_size(size_name)
     model = meta_model(size_name, vocab=vocab, length=length)
-    nn.Module.to(model, dtype)
     model.to_empty(device="cpu")
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # its tables are buffers, made on meta too
@@ -154,25 +154,25 @@ def _check_fit(name: str, config: Any, vocab: int, length: int) -> None:
 def export_model(model: nn.Module, directory: Path) -> None:
     """Write safetensors and config so that `AutoModelForCausalLM.from_pretrained(directory)` gives the same model.
 
+    Of a module that is not transformers' only the weights are written, for `safetensors.torch.load_model`.
+
     All of it is written into a folder beside and renamed last, so `directory` holds a whole model or does not exist. An
     earlier export there is replaced. Tied weights are written once.
 
-    Raises: ModelError if it is not a model of transformers, or `directory` holds something else; CheckpointError if it
-    cannot be written.
+    Raises: ModelError if `directory` holds something else; CheckpointError if it cannot be written.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise ModelError(
-            f"a {type(model).__name__} was to be exported, but only models of transformers have that format; "
-            "save its state_dict instead"
-        )
     if directory.exists() and not _replaceable(directory):
         raise ModelError(f"{directory} was to hold the exported model, but holds something else; give another name")
     fresh = None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-        with _without_bars():
-            model.save_pretrained(fresh / "new")
+        if isinstance(model, PreTrainedModel):
+            with _without_bars():
+                model.save_pretrained(fresh / "new")
+        else:
+            (fresh / "new").mkdir()
+            save_model(model, str(fresh / "new" / WEIGHTS))
         if directory.exists():
             directory.rename(fresh / "old")
         (fresh / "new").rename(directory)
@@ -201,7 +201,7 @@ def _without_bars() -> Generator[None]:
 
 
 def _replaceable(directory: Path) -> bool:
-    return directory.is_dir() and ((directory / "config.json").exists() or not any(directory.iterdir()))
+    return directory.is_dir() and ((directory / WEIGHTS).exists() or not any(directory.iterdir()))
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:

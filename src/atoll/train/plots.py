@@ -1,12 +1,12 @@
 """Pictures of runs: held-out loss of the shared model against inner steps and against bytes."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.files import write_whole
 from atoll.train.metrics import size
 from atoll.train.run import Result
 
@@ -79,13 +79,7 @@ def plot_curves(path: Path, groups: Mapping[str, Sequence[Result]]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     if any(len(results) > 1 for results in groups.values()):
         figure.suptitle("lines: mean over seeds; bands: lowest to highest", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    try:
-        figure.savefig(beside, dpi=140, format="png")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, lambda beside: figure.savefig(beside, dpi=140, format="png"))
 
 
 def _heights(bands: Sequence[_Band]) -> tuple[float | None, float | None]:

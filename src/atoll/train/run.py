@@ -1,9 +1,14 @@
 """What a run is: a frozen value that its `repr` rebuilds, and the record of what came out."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from atoll.errors import UsageError
+from atoll.files import finite
 from atoll.sync.rule import Strategy
 from atoll.train.inner import AdamW, Inner
 from atoll.train.shards import Sharding, iid
@@ -47,8 +52,8 @@ class Run:
         method: how workers train and sync. model: a named size, or init: a pretrained model's path or hub name.
         workers: k. steps: inner steps per worker. accumulate: micro-batches per inner step.
         warmup: inner steps of linear warm-up, then cosine over the whole run. clip: largest gradient norm.
-        precision: fp32, or bf16 for autocast. seed: of weights, data order and dropout. threads: intra-op threads,
-        which change bits.
+        device: cpu, or cuda. precision: fp32, or bf16 for autocast. seed: of weights, data order and dropout. threads:
+        intra-op threads, which change bits.
     """
 
     method: Method
@@ -60,6 +65,7 @@ class Run:
     accumulate: int = 1
     warmup: int = 50
     clip: float = 1.0
+    device: str = "cpu"
     precision: str = "fp32"
     seed: int = 0
     threads: int = 1
@@ -70,6 +76,10 @@ class Run:
                 raise UsageError(
                     f"--{name} was {getattr(self, name)}, but a run needs at least one; give --{name} 1 or more"
                 )
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError(
+                "--device cuda was given, but PyTorch sees no CUDA device here; leave it out to train on the CPU"
+            )
         if self.method.period and self.method.period > self.steps:
             raise UsageError(
                 f"--period {self.method.period} is longer than the run's --steps {self.steps}, so no round would ever "
@@ -104,5 +114,18 @@ class Result:
     """(inner steps, bytes sent per worker, val_loss of the shared model) along the way"""
 
     def as_json(self) -> dict[str, Any]:
-        """A JSON-able object with the fields' names."""
-        return asdict(self)
+        """A JSON-able object with the fields' names; nan and inf, which JSON does not know, as None."""
+        return finite(asdict(self))
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> "Result":
+        """The result again, with nan for what JSON could not hold."""
+        values: dict[str, Any] = dict(saved)
+        values["val_loss"] = _number(saved["val_loss"])
+        values["val_loss_workers"] = tuple(map(_number, saved["val_loss_workers"]))
+        values["curve"] = tuple((step, sent, _number(loss)) for step, sent, loss in saved["curve"])
+        return Result(**values)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -97,7 +97,7 @@ def make_shards(
     Example:
         >>> from atoll.train.corpus import load_corpus
         >>> from atoll.train.tokens import bytes_tokenizer
-        >>> corpus = load_corpus("builtin", bytes_tokenizer(), limit=100_000)
+        >>> corpus = load_corpus("builtin", bytes_tokenizer())
         >>> shards = make_shards(corpus, iid(), workers=4, batch=2, length=16, seed=0)
         >>> shards[3].next_batch().shape
         torch.Size([2, 17])

@@ -98,7 +98,7 @@ def open_hub(name: str, field: str) -> Opened:
     return Opened(name, dataset, field)
 
 
-def hub_documents(opened: Opened, *, most: int | None = None) -> Iterator[Document]:
+def hub_documents(opened: Opened, *, most: int) -> Iterator[Document]:
     """The documents from the beginning, at most `most` of them, all of one domain."""
     for text in islice(opened.texts(opened.copy()), most):
         yield Document(opened.domain, text)

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back. Bytes need nothing; the others come from transformers."""
+"""Tokenizers: text to token ids. Bytes need nothing; the others come from transformers."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from atoll.errors import DataError
 
 
 class Tokenizer(Protocol):
-    """Text to tokens and back.
+    """Text to tokens.
 
     `vocab` is the number of token ids; `end` follows each document (None: nothing does); `name` tells tokenizers apart
     in records.
@@ -35,10 +35,6 @@ class Tokenizer(Protocol):
         """The ids of `text`: integers [tokens], with nothing added before or after."""
         ...
 
-    def decode(self, tokens: Tensor) -> str:
-        """The text of ids [tokens]."""
-        ...
-
 
 class _Bytes:
     vocab = 256
@@ -49,9 +45,6 @@ class _Bytes:
         # bytearray, because torch warns about memory that it may not write; and it refuses an empty one.
         raw = bytearray(text.encode(errors="replace"))
         return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-
-    def decode(self, tokens: Tensor) -> str:
-        return bytes(tokens.tolist()).decode(errors="replace")
 
 
 class _Hub:
@@ -65,9 +58,6 @@ class _Hub:
         # verbose=False: a document longer than the tokenizer's model is no reason to warn, as it will be cut.
         ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
         return torch.tensor(ids, dtype=torch.int32)
-
-    def decode(self, tokens: Tensor) -> str:
-        return self._tokenizer.decode(tokens.tolist())
 
 
 def bytes_tokenizer() -> Tokenizer:

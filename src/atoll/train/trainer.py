@@ -1,14 +1,16 @@
 """The training loop: step, sync, evaluate, save. The groups it is given decide where the other workers are."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from atoll.errors import CheckpointError
-from atoll.files import finite, write_json
+from atoll.errors import CheckpointError, UsageError
+from atoll.files import write_json
 from atoll.sync.drive import take_turns
 from atoll.sync.flow import Flow, drain, settle
 from atoll.sync.gather import Gathering
@@ -22,7 +24,7 @@ from atoll.train.model import export_model
 from atoll.train.run import Result, Run
 from atoll.train.shards import held_out_batches, make_shards
 from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
-from atoll.train.worker import Worker
+from atoll.train.worker import Worker, make_model
 from atoll.wire import Event, Landed, Lost, PeerGroup
 
 EVALUATIONS = 20
@@ -41,18 +43,23 @@ def train(
     out: Path | None = None,
     resume: bool = False,
     save_every: int | None = None,
+    build: Callable[[], nn.Module] | None = None,
     quiet: bool = False,
 ) -> Result:
     """Train the workers whose groups are given: all of a run, in turns, or this process's one.
 
-    Args: run: what to do. groups: one per local worker, in order of worker numbers. out: run directory; nothing is
-    written without one.
-        resume: go on from the last complete checkpoint in `out`. save_every: inner steps between checkpoints (default:
-        the period). quiet: show nothing.
+    Args:
+        run: what to do. groups: one per local worker, in order of worker numbers.
+        out: run directory; nothing is written without one. resume: go on from the last complete checkpoint in it.
+        save_every: inner steps between checkpoints (default: the period).
+        build: makes a worker's model, with the same values each time, instead of the run's named size: any module that
+        maps [batch, length] tokens to logits.
+        quiet: show nothing.
     Raises: UsageError, CheckpointError, GroupError. What was complete on the disk stays complete.
     """
     try:
-        return Trainer(run, groups, out=out, resume=resume, save_every=save_every, quiet=quiet).train()
+        trainer = Trainer(run, groups, build=build, out=out, save_every=save_every)
+        return trainer.train(trainer.open(resume=resume, quiet=quiet))
     except BaseException:
         for group in groups:
             group.abort()
@@ -67,10 +74,9 @@ class Trainer:
         run: Run,
         groups: Sequence[PeerGroup],
         *,
+        build: Callable[[], nn.Module] | None,
         out: Path | None,
-        resume: bool,
         save_every: int | None,
-        quiet: bool,
     ) -> None:
         torch.set_num_threads(run.threads)
         data = run.data
@@ -84,31 +90,60 @@ class Trainer:
         numbers = [group.membership.me for group in groups]
         self.run, self.out, self.fingerprint = run, out, corpus.fingerprint
         self.workers = [
-            Worker(run, corpus.vocab, shards[m], shards[m].size / mean, group)
+            Worker(run, make_model(run, corpus.vocab, build), shards[m], shards[m].size / mean, group)
             for m, group in zip(numbers, groups, strict=True)
         ]
         self.lead = self.workers[0]
         self.speaks = self.lead.number == 0
-        self.held_out = held_out_batches(corpus, batch=ROWS, length=data.length, most=EVALUATED)
+        held_out = held_out_batches(corpus, batch=ROWS, length=data.length, most=EVALUATED)
+        self.held_out = [batch.to(run.device) for batch in held_out]
         self.evaluate_every = max(1, run.steps // EVALUATIONS)
         self.save_every = save_every or run.method.period or SAVE_EVERY
         self.checkpoints = Checkpoints(out) if out else None
         self.start, self.sent, self.spent, self.gatherings = 0, 0, 0.0, 0
         self.curve: list[tuple[int, int, float]] = []
         self._since = 0.0
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what would train, but not to a shared model; and peers that train something else."""
+        run, state = self.run, self.lead.sync.state
+        late = max((track.due for track in state.tracks), default=0)
+        if late > run.steps:
+            raise UsageError(
+                f"{run.method.name} first syncs its last fragment after {late} inner steps, but the run has --steps "
+                f"{run.steps}, so that fragment would keep its first weights; give --steps {late} or more, or a "
+                "shorter period"
+            )
+        if state.membership.lanes > 1:
+            raise UsageError(
+                "this trainer gives each worker one process, but the group has islands of several lanes; use "
+                "Synchronizer in a loop of your own"
+            )
+        told = f"{run!r};{self.fingerprint}"
+        mine = float(int(sha256(told.encode()).hexdigest()[:12], 16))
+        if any(theirs != mine for (theirs,) in self._gather([[mine] for _ in self.workers])):
+            raise UsageError(
+                f"the workers were started with different options, text or interpreter: worker {self.lead.number} has "
+                f"{told}; start all with the same command on the same text"
+            )
+
+    def open(self, *, resume: bool, quiet: bool) -> Recorder:
+        """Begin or take up the run directory, and give the recorder that goes with it."""
+        run, out = self.run, self.out
         if out:
-            open_directory(out, run, corpus.fingerprint, resume=resume, writes=self.speaks)
+            open_directory(out, run, self.fingerprint, resume=resume, writes=self.speaks)
         if self.checkpoints and resume:
             self._load(self.checkpoints)
         path = out / "metrics.jsonl" if out and self.speaks else None
         label = f"{run.method.name} x{run.workers}"
-        self.record = Recorder(path, steps=run.steps, start=self.start, label=label, visible=self.speaks and not quiet)
+        return Recorder(path, steps=run.steps, start=self.start, label=label, visible=self.speaks and not quiet)
 
-    def train(self) -> Result:
+    def train(self, record: Recorder) -> Result:
         """The loop, from the step resumed from to the last."""
-        run, record = self.run, self.record
+        run = self.run
         with record:
-            self._greet()
+            self._greet(record)
             self._since, spent, seen = time.monotonic(), self.spent, 0
             for step in range(self.start + 1, run.steps + 1):
                 tokens = [worker.backward() for worker in self.workers]
@@ -131,9 +166,10 @@ class Trainer:
                     self._sync([drain(worker.sync.state) for worker in self.workers])
                 if step % self.evaluate_every == 0 or step == run.steps:
                     with self._off_the_clock():
-                        self._evaluate(step)
+                        self._evaluate(step, record)
                 if self.checkpoints and (step % self.save_every == 0 or step == run.steps):
                     with self._off_the_clock():
+                        record.flush()
                         self._save(self.checkpoints, step)
             self.spent = self._training_seconds()
             return self._finish()
@@ -158,16 +194,15 @@ class Trainer:
         take_turns([gathering.flow() for gathering in gatherings], [worker.sync.group for worker in self.workers])
         return gatherings[0].rows
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int, record: Recorder) -> None:
         if self.speaks:
             with self.lead.sync.shared_weights() as model:
-                loss = held_out_loss(model, self.held_out, autocast(self.run.precision))
+                loss = held_out_loss(model, self.held_out, autocast(self.run.precision, self.run.device))
             self.curve.append((step, self.sent, loss))
-            self.record.evaluation(step, loss, self.sent)
+            record.evaluation(step, loss, self.sent)
 
     def _save(self, checkpoints: Checkpoints, step: int) -> None:
         """Every worker's part, then, when all have written theirs, the marker."""
-        self.record.flush()
         take_turns(
             [settle(worker.sync.state) for worker in self.workers], [worker.sync.group for worker in self.workers]
         )
@@ -196,14 +231,20 @@ class Trainer:
             self.sent, self.spent = meta["sent"], meta["spent"]
             self.curve = [(step, sent, loss) for step, sent, loss in meta["curve"]]
 
-    def _greet(self) -> None:
+    def _greet(self, record: Recorder) -> None:
         if self.start:
-            self.record.say(f"resumed from step {self.start}")
+            record.say(f"resumed from step {self.start}")
+        unused = self.run.steps % self.run.method.period if self.run.method.period else 0
+        if unused:
+            record.say(f"the last {unused} inner steps close no round, so the shared model will not have them")
         if self.run.workers == 1 and self.run.method.strategy.rules:
-            self.record.say("there is one worker: every outer step uses its own delta alone")
+            record.say("there is one worker: every outer step uses its own delta alone")
 
     def _finish(self) -> Result:
-        losses = [held_out_loss(worker.model, self.held_out, autocast(self.run.precision)) for worker in self.workers]
+        losses = [
+            held_out_loss(worker.model, self.held_out, autocast(self.run.precision, self.run.device))
+            for worker in self.workers
+        ]
         final = self.curve[-1][2] if self.speaks else 0.0
         rows = self._gather([[loss, final, float(self.sent)] for loss in losses])
         state = self.lead.sync.state
@@ -226,7 +267,7 @@ class Trainer:
         if self.out and self.speaks:
             with self.lead.sync.shared_weights() as model:
                 export_model(model, self.out / "model")
-            write_json(self.out / "result.json", finite(result.as_json()))
+            write_json(self.out / "result.json", result.as_json())
         return result
 
     @contextmanager

@@ -1,13 +1,13 @@
 """One worker: a replica of the model, its data, its inner optimizer and its synchronizer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.sync.synchronizer import Synchronizer
-from atoll.train.checkpoint import pack, unpack
 from atoll.train.inner import autocast, clip_gradients, warmup_cosine
 from atoll.train.model import build_model, load_pretrained, next_token_loss
 from atoll.train.run import Run
@@ -21,23 +21,21 @@ class Worker:
     Random numbers of the forward pass (dropout) come from a generator state of the worker's own, so workers that take
     turns in one process draw what they would draw in processes of their own.
 
-    Args: run: what to do; vocab: of the tokenizer; shard: this worker's data; share: its part of all the data (1 on
-    average); group.
+    Args: run: what to do; model: this worker's own, on its device; shard: its data; share: its part of all the data (1
+    on average); group.
     """
 
-    def __init__(self, run: Run, vocab: int, shard: Shard, share: float, group: PeerGroup) -> None:
+    def __init__(self, run: Run, model: nn.Module, shard: Shard, share: float, group: PeerGroup) -> None:
         self.run = run
         self.number = group.membership.me
+        self.model = model
         self.shard = shard
-        if run.init:
-            self.model = load_pretrained(run.init, vocab=vocab, length=run.data.length)
-        else:
-            self.model = build_model(run.model, vocab=vocab, length=run.data.length, seed=run.seed)
         self.inner = run.method.inner.build(self.model)
         self.lr_scale = warmup_cosine(run.warmup, run.steps)
         self.sync = Synchronizer(self.model, run.method.strategy, group, share=share)
         self.loss: Tensor = torch.zeros(())
-        self._random = torch.Generator().manual_seed((run.seed << 16) + self.number).get_state()
+        seed = (run.seed << 16) + self.number
+        self._random = [torch.Generator(device).manual_seed(seed).get_state() for device in self._drawing()]
 
     @property
     def step(self) -> int:
@@ -48,17 +46,14 @@ class Worker:
         """Forward and backward over all micro-batches: leaves the mean gradient and `loss`. Returns the tokens
         trained."""
         tokens, losses = 0, list[Tensor]()
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self._random)
-        for _ in range(self.run.accumulate):
-            batch = self.shard.next_batch()
-            with autocast(self.run.precision):
-                loss = next_token_loss(self.model, batch) / self.run.accumulate
-            loss.backward()  # pyright: ignore[reportUnknownMemberType]  # torch leaves its signature untyped
-            losses.append(loss.detach())
-            tokens += batch[:, 1:].numel()
-        self._random = torch.get_rng_state()
-        torch.set_rng_state(outside)
+        with self._drawing_its_own():
+            for _ in range(self.run.accumulate):
+                batch = self.shard.next_batch().to(self.run.device, non_blocking=True)
+                with autocast(self.run.precision, self.run.device):
+                    loss = next_token_loss(self.model, batch) / self.run.accumulate
+                loss.backward()  # pyright: ignore[reportUnknownMemberType]  # torch leaves its signature untyped
+                losses.append(loss.detach())
+                tokens += batch[:, 1:].numel()
         self.loss = torch.stack(losses).sum()
         return tokens
 
@@ -74,23 +69,33 @@ class Worker:
         collected."""
         tensors = {f"model.{name}": tensor.detach() for name, tensor in self._model_tensors().items()}
         tensors |= {f"sync.{name}": tensor for name, tensor in self.sync.state.tensors()}
-        tensors["random"] = self._random
-        inner, inner_tensors = pack(self.inner.state_dict(), "inner")
-        meta = {"sync": self.sync.state.meta(), "inner": inner, "shard": self.shard.state_dict(), "step": self.step}
-        return meta, tensors | inner_tensors
+        tensors |= {f"random.{place}": state for place, state in enumerate(self._random)}
+        tensors |= {f"inner.{name}": tensor for name, tensor in self.inner.state_dict().items()}
+        return {"sync": self.sync.state.meta(), "shard": self.shard.state_dict()}, tensors
 
     def load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take up where `save` left off."""
         for name, tensor in self._model_tensors().items():
             tensor.detach().copy_(tensors[f"model.{name}"])
-        prefix = "sync."
-        self.sync.state.load(
-            meta["sync"],
-            {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)},
-        )
-        self.inner.load_state_dict(unpack(meta["inner"], tensors))
+        self.sync.state.load(meta["sync"], _under("sync.", tensors))
+        self.inner.load_state_dict(_under("inner.", tensors))
         self.shard.load_state_dict(meta["shard"])
-        self._random = tensors["random"]
+        self._random = [tensors[f"random.{place}"] for place in range(len(self._random))]
+
+    def _drawing(self) -> list[str]:
+        """Devices whose generators a forward pass may draw from."""
+        return ["cpu"] if self.run.device == "cpu" else ["cpu", self.run.device]
+
+    @contextmanager
+    def _drawing_its_own(self) -> Generator[None]:
+        """Let the devices' global generators continue where this worker left them."""
+        outside = [_state(device) for device in self._drawing()]
+        _put(self._drawing(), self._random)
+        try:
+            yield
+        finally:
+            self._random = [_state(device) for device in self._drawing()]
+            _put(self._drawing(), outside)
 
     def _model_tensors(self) -> dict[str, Tensor]:
         saved = self.model.state_dict(keep_vars=True)
@@ -99,3 +104,33 @@ class Worker:
             for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]
             if name in saved
         }
+
+
+def make_model(run: Run, vocab: int, build: Callable[[], nn.Module] | None) -> nn.Module:
+    """The model of one worker on the run's device: a module of the caller's own, a pretrained one, or a named size.
+
+    Raises: ModelError.
+    """
+    if build:
+        model = build()
+    elif run.init:
+        model = load_pretrained(run.init, vocab=vocab, length=run.data.length)
+    else:
+        model = build_model(run.model, vocab=vocab, length=run.data.length, seed=run.seed)
+    return nn.Module.to(model, run.device)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _state(device: str) -> Tensor:
+    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def _put(devices: list[str], states: list[Tensor]) -> None:
+    for device, state in zip(devices, states, strict=True):
+        if device == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, device)

@@ -40,7 +40,7 @@ def rounds() -> dict[float, Point]:
     """Rounds in the run: more steps at the same period."""
     return {
         steps / PERIOD: losses(f"rounds-{steps}", [*BASELINES, PAPER, CALM], replace(BASE, steps=steps))
-        for steps in (100, 200, 400, 800, 1600)
+        for steps in (100, 300, 600, 1200)
     }
 
 
@@ -57,8 +57,8 @@ def start() -> dict[float, Point]:
 def batch() -> dict[float, Point]:
     """Sequences per worker and step."""
     return {
-        size: losses(f"batch-{size}", [*BASELINES, PAPER, CALM], replace(BASE, steps=400, batch=size))
-        for size in (2, 8, 32)
+        size: losses(f"batch-{size}", [*BASELINES, PAPER, CALM], replace(BASE, batch=size))
+        for size in (2, 8, 24)
     }
 
 

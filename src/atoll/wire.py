@@ -127,8 +127,8 @@ class Post:
     """Send `source` to the members `to` (this one included), to be combined by `fold` with `weight`.
 
     `quorum`: the part of the members' contributions that must exceed it, or the round does not count. `signals`: a few
-    floats whose mean over the members is agreed along the way. A post is idempotent: a key that was answered before is
-    answered the same again.
+    floats whose mean over the members is agreed along the way. A post is idempotent until it is taken: a key that was
+    answered before is answered the same again.
     """
 
     key: Key
@@ -243,19 +243,24 @@ def pieces(start: int, stop: int, members: int, block: int) -> Iterator[tuple[in
         yield min(start + index * size, stop), min(start + (index + 1) * size, stop)
 
 
-def bytes_sent(fold: Fold, codec: Codec, layout: Layout, members: int, index: int) -> int:
+def bytes_sent(fold: Fold, codec: Codec, layout: Layout, members: int, index: int, *, refused: bool = False) -> int:
     """Bytes that member number `index` of `members` hands to the link in one exchange of a fragment, headers not
-    counted."""
+    counted.
+
+    Args: refused: whether its contribution does not count. It is not sent then, but the mean of the elements that the
+        member owns is, and an all-reduce needs everyone.
+    """
     item, total = layout.dtype.itemsize, 0
     for start, stop in layout.chunks:
         wire = codec.nbytes(stop - start, item)
         match fold:
             case Keep():
-                total += (members - 1) * wire
+                total += 0 if refused else (members - 1) * wire
             case Reduce(result):
                 owned = list(pieces(start, stop, members, math.lcm(codec.block, result.block)))
                 first, last = owned[index]
-                total += sum(codec.nbytes(b - a, item) for at, (a, b) in enumerate(owned) if at != index)
+                if not refused:
+                    total += sum(codec.nbytes(b - a, item) for at, (a, b) in enumerate(owned) if at != index)
                 total += (members - 1) * result.nbytes(last - first, item)
             case Sum():
                 total += 2 * (members - 1) * wire // members

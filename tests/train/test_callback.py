@@ -237,18 +237,18 @@ def test_what_cannot_work_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: 
         run_to(tmp_path, single())
     with pytest.raises(UsageError, match="include_num_input_tokens_seen='all'"):
         run_to(tmp_path, tokens)
-    for late in (diloco(period=STEPS + 1), streaming(STEPS - 1, fragments=4, delay=1)):  # the last of five at 10 + 8
-        with pytest.raises(UsageError, match=r"after 1[28] optimizer steps, but the Trainer takes 11"):
+    for late, due in ((diloco(STEPS + 1), STEPS + 1), (streaming(STEPS - 2, fragments=2, delay=1), STEPS + 4)):
+        with pytest.raises(UsageError, match=f"after {due} optimizer steps, but the Trainer takes 11"):
             run_to(tmp_path, late)
     with pytest.raises(UsageError, match="write save_total_limit=2"):
         run_to(tmp_path, diloco(3), save_total_limit=1)
     used = run_to(tmp_path, diloco(3))
     with pytest.raises(UsageError, match="make a new group and a new callback"):
         trainer(tmp_path, [used], data=data_of(0, STEPS)).train()
-    launched = SimpleNamespace(parallel_mode=ParallelMode.DISTRIBUTED)
+    launched = SimpleNamespace(parallel_mode=ParallelMode.DISTRIBUTED, save_total_limit=None)
     with pytest.raises(UsageError, match="start each worker as a plain process"):
         SyncCallback(diloco(3), Hub(1).group(0)).on_train_begin(launched, None, None, model=Net())
-    half = SimpleNamespace(parallel_mode=ParallelMode.NOT_PARALLEL, fp16=True)
+    half = SimpleNamespace(parallel_mode=ParallelMode.NOT_PARALLEL, save_total_limit=None, fp16=True)
     with pytest.raises(UsageError, match="write bf16=True"):
         SyncCallback(data_parallel(), Hub(1).group(0)).on_train_begin(half, None, None, model=Net())
     with pytest.raises(UsageError, match=r"before trainer\.train"):

@@ -88,7 +88,9 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int, data: s
     columns = ("method", "communication", "rounds", "time", "compute\nand data", "held-out loss", "gap\nclosed")
     shown = Table(caption=caption, caption_justify="left")
     for column in columns:
-        shown.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+        name = column == "method"
+        # where the terminal is narrow a name is folded, and no figure is cut
+        shown.add_column(column, justify="left" if name else "right", no_wrap=not name, overflow="fold")
     for line in each:
         shown.add_row(
             line.label,

@@ -1,10 +1,11 @@
 """All workers in one process: in turns (one thread advances every flow) or in threads. The reference for every other
 group.
 
-Messages are encoded, cut and decoded as on a network, and their bytes counted as if sent; only the copying between
-hosts is missing. An exchange of snapshots is combined when the last worker has posted. One that reads live tensors is
-combined when the last worker has come to take it: then all of them stand still, and one loop over the chunks forms the
-mean and hands it to every worker's sink, so that nothing larger than a chunk is ever held.
+Messages are encoded, cut and decoded as on a network, and their bytes counted as if sent (a contribution that is
+refused is not); only the copying between hosts is missing. An exchange of snapshots is combined when the last worker
+has posted. One that reads live tensors is combined when the last worker has come to take it: then all of them stand
+still, and one loop over the chunks forms the mean and hands it to every worker's sink, so that nothing larger than a
+chunk is ever held.
 """
 
 from dataclasses import dataclass, field, replace
@@ -109,8 +110,12 @@ class Hub:
         if isinstance(verdict, Landed):
             verdict = replace(verdict, mean_norm=self._spread(exchange, to, verdict))
         for index, (worker, post) in enumerate(zip(to, posts, strict=True)):
-            sent = bytes_sent(post.fold, post.codec, post.source.layout, len(to), index)
-            exchange.answers[worker] = replace(verdict, sent=sent) if isinstance(verdict, Landed) else verdict
+            answer = verdict
+            if isinstance(answer, Landed):
+                refused = worker not in answer.peers
+                sent = bytes_sent(post.fold, post.codec, post.source.layout, len(to), index, refused=refused)
+                answer = replace(answer, sent=sent)
+            exchange.answers[worker] = answer
         self._changed.notify_all()
 
     def _spread(self, exchange: _Exchange, to: tuple[int, ...], landed: Landed) -> float:

@@ -121,7 +121,8 @@ def _launch(
     # what else lands at this boundary moves the fragment before a blocking exchange is read
     moves = any(entry.track.fragment is fragment and entry.lands <= state.step for entry in state.queue)
     overlapped = isinstance(rule.landing, After) or (moves and rule.carry is not Carry.GRADIENT)
-    kept = snapshot(source, fragment.live, fragment.anchor) if overlapped else None
+    contested = sum(other.fragment is fragment for other in state.tracks) > 1
+    kept = snapshot(source, fragment.live, contested=contested) if overlapped else None
     sent = fragment.live.copied() if track.remembers else None
     work = Work(state.work.steps - track.launched.steps, state.work.tokens - track.launched.tokens, state.work.share)
     exchange = rule.mixer.exchange(state.membership, track.round, work, rule.codec, fragment.layout)

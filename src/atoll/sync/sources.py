@@ -31,12 +31,12 @@ class DeltaSource:
 
     def __init__(self, anchor: Tree, live: Live) -> None:
         self.layout: Layout = live.layout
-        self._anchor = anchor.flat
+        self.anchor = anchor
         self._live = live
 
     def read(self, start: int, out: Tensor) -> Tensor:
         """The difference, chunk by chunk, in the anchor's dtype and on its device."""
-        anchor = self._anchor[start : start + len(out)]
+        anchor = self.anchor.flat[start : start + len(out)]
         for view, first, last in self._live.segments(start):
             target, origin = out[first:last], anchor[first:last]
             if view.dtype == origin.dtype and view.device == origin.device:
@@ -47,11 +47,15 @@ class DeltaSource:
         return out
 
 
-def snapshot(source: Source, live: Live, anchor: Tree | None) -> Snapshot:
+def snapshot(source: Source, live: Live, *, contested: bool = False) -> Snapshot:
     """Copy a source's values so that training can go on.
 
     On a CPU the values are formed at once. On a CUDA device live is copied asynchronously into pinned memory, and the
-    subtraction waits in the group's thread for that copy: the training thread never waits for the device.
+    subtraction waits in the group's thread for that copy: the training thread never waits for the device. Until then
+    the anchor stays as it was at the launch if one rule alone serves the fragment, for only its landing moves it, and
+    that comes after the last read. Where several do, another's landing may come first, so the launch copies the anchor.
+
+    Args: contested: whether several rules serve the fragment.
     """
     layout = source.layout
     if live.device.type != "cuda":
@@ -67,16 +71,17 @@ def snapshot(source: Source, live: Live, anchor: Tree | None) -> Snapshot:
         live.read(start, tree.flat[start:stop])
     copied = torch.cuda.Event()
     copied.record()
-    return Snapshot(
-        tree, ready=_once(lambda: _arrived(copied, tree, anchor if isinstance(source, DeltaSource) else None))
-    )
+    anchor = source.anchor.flat if isinstance(source, DeltaSource) else None
+    if anchor is not None and contested:
+        anchor = anchor.clone()
+    return Snapshot(tree, ready=_once(lambda: _arrived(copied, tree, anchor)))
 
 
-def _arrived(copied: torch.cuda.Event, tree: Tree, anchor: Tree | None) -> None:
+def _arrived(copied: torch.cuda.Event, tree: Tree, anchor: Tensor | None) -> None:
     copied.synchronize()
     if anchor is not None:
         for spec, lo, hi in zip(tree.layout.specs, tree.layout.offsets, tree.layout.offsets[1:], strict=False):
-            torch.sub(anchor.flat[lo:hi].to(spec.dtype).to(tree.layout.dtype), tree.flat[lo:hi], out=tree.flat[lo:hi])
+            torch.sub(anchor[lo:hi].to(spec.dtype).to(tree.layout.dtype), tree.flat[lo:hi], out=tree.flat[lo:hi])
 
 
 def _once(action: Callable[[], None]) -> Callable[[], None]:

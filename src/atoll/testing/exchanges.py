@@ -56,6 +56,11 @@ class Case:
     quorum: float = 0.5
     signals: Mapping[str, float] = field(default_factory=dict[str, float])
 
+    @property
+    def layout(self) -> Layout:
+        """Of the values."""
+        return Layout.of([Spec("values", (self.numel,), (1,), self.dtype)])
+
     def values(self, worker: int) -> Tensor:
         """What `worker` contributes: normal values times its scale (nan makes all of them nan)."""
         return _normal(worker, self.numel, self.dtype) * self.scale.get(worker, 1.0)
@@ -91,8 +96,7 @@ class Member:
         return self.membership.workers
 
     def post(self, case: Case, to: tuple[int, ...] | None = None) -> tuple[Post, "Held | Snapshot"]:
-        layout = Layout.of([Spec("values", (case.numel,), (1,), case.dtype)])
-        values = case.values(self.me)
+        layout, values = case.layout, case.values(self.me)
         source = Snapshot(Tree(layout, values)) if case.overlapped else Held(layout, values)
         key = Key(self.rule, 0, self.round, self.membership.lane)
         self.round += 1

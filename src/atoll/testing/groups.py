@@ -150,10 +150,17 @@ def _counted(member: Member, case: Case) -> Generator[Post | Take, Key | Landed 
     outcome, got = yield from member.taken(post, source)
     _is_mean(member, case, (outcome, got), everyone, len(everyone))
     assert isinstance(outcome, Landed)
-    counted = bytes_sent(case.fold, case.codec, source.layout, len(everyone), everyone.index(member.me))
-    assert outcome.sent == counted, f"{case}: {outcome.sent} bytes were sent, but {counted} were announced"
+    _sent(member, case, outcome)
     if isinstance(source, Held):
         assert torch.equal(source.flat, case.values(member.me)), f"{case}: the source was written to"
+
+
+def _sent(member: Member, case: Case, landed: Landed) -> None:
+    """The bytes of an exchange with everyone are as announced."""
+    everyone, refused = member.everyone, member.me not in landed.peers
+    index = everyone.index(member.me)
+    counted = bytes_sent(case.fold, case.codec, case.layout, len(everyone), index, refused=refused)
+    assert landed.sent == counted, f"{case}: {landed.sent} bytes were sent, but {counted} were announced"
 
 
 def _weights(member: Member) -> Flow:
@@ -169,7 +176,8 @@ def _weights(member: Member) -> Flow:
 
 
 def _refusals(member: Member) -> Flow:
-    """What is not finite, on the wire too, and an absurd norm among four or more, is refused everywhere, and named."""
+    """What is not finite, on the wire too, and an absurd norm among four or more, is refused everywhere, and named; it
+    is not sent."""
     everyone = member.everyone
     good = tuple(worker for worker in everyone if worker != 1)
     bad = [
@@ -185,6 +193,7 @@ def _refusals(member: Member) -> Flow:
         assert isinstance(outcome, Landed)
         assert len(outcome.refused) == 1, f"one contribution was bad, but {outcome.refused} were refused"
         assert "worker 1 " in outcome.refused[0], f"the refusal does not name worker 1: {outcome.refused[0]}"
+        _sent(member, case, outcome)
     return []
 
 

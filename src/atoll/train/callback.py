@@ -205,8 +205,8 @@ class SyncCallback(TrainerCallback):
             ),
             (
                 args.save_total_limit == 1 and args.save_strategy != "no" and not args.save_only_model,
-                "save_total_limit is 1, but the Trainer deletes the checkpoint before while the new one lacks SyncCallback's "
-                "file, so a kill could leave none to resume from; write save_total_limit=2 or more",
+                "save_total_limit is 1, but the Trainer deletes the checkpoint before while the new one still lacks "
+                "SyncCallback's file, so a kill could leave none to resume from; write save_total_limit=2 or more",
             ),
         ):
             if wrong:

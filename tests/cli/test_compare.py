@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from atoll.cli.compare import compare, entries, side_by_side_at_most
 from atoll.cli.options import Options
 from atoll.cli.specs import rows
 from atoll.cli.table import lines
+from atoll.files import write_json
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result
 from tests.cli.conftest import Said
@@ -94,6 +95,22 @@ def test_finished_runs_are_not_repeated_and_others_go_on(
     other = atoll(*command, "--resume", "--lr", "0.5")
     assert other.status == 1
     assert "holds a run with other options than data-parallel has now" in other.err
+
+
+def test_a_finished_run_that_diverged_is_not_repeated_and_its_nulls_are_nan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "_train", lambda *_, **__: pytest.fail("trained again"))
+    (planned,) = entries(rows(["single"], Options(), None), seeds=1, out=tmp_path)
+    saved = asdict(result(2.0)) | {"val_loss": None, "val_loss_workers": [None, 2.0]}
+    saved["curve"] = [[5, 0, 2.5], [10, 0, None]]
+    write_json(planned.out / "config.json", {"run": repr(planned.run)})
+    write_json(planned.out / "result.json", saved)
+    ((again,),) = compare([planned], tmp_path, resume=True).values()
+    nan = math.nan
+    want = result(nan, val_loss_workers=(nan, 2.0), curve=((5, 0, 2.5), (10, 0, nan)))
+    assert repr(again) == repr(want)  # not ==, because nan is no number's equal, nor its own
+    assert json.loads((tmp_path / "compare.json").read_text())["runs"] == [{"label": "single"} | saved]
 
 
 def test_results_on_different_text_are_not_compared(

@@ -2,6 +2,7 @@
 itemsize)`."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class exact:
         tensor([ 1., -2.])
     """
 
-    block: int = 1
+    block: ClassVar[int] = 1
 
     def init(self, layout: Layout) -> State:
         """No state."""
@@ -52,7 +53,7 @@ class cast:
     """
 
     dtype: torch.dtype
-    block: int = 1
+    block: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float16, torch.bfloat16):

@@ -56,10 +56,7 @@ def start() -> dict[float, Point]:
 
 def batch() -> dict[float, Point]:
     """Sequences per worker and step."""
-    return {
-        size: losses(f"batch-{size}", [*BASELINES, PAPER, CALM], replace(BASE, batch=size))
-        for size in (2, 8, 24)
-    }
+    return {size: losses(f"batch-{size}", [*BASELINES, PAPER, CALM], replace(BASE, batch=size)) for size in (2, 8, 24)}
 
 
 def momentum() -> dict[float, Point]:

@@ -2,7 +2,6 @@
 itemsize)`."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,10 @@ class exact:
         tensor([ 1., -2.])
     """
 
-    block: ClassVar[int] = 1
+    @property
+    def block(self) -> int:
+        """Elements are written one by one."""
+        return 1
 
     def init(self, layout: Layout) -> State:
         """No state."""
@@ -53,13 +55,17 @@ class cast:
     """
 
     dtype: torch.dtype
-    block: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float16, torch.bfloat16):
             raise CompositionError(
                 f"cast({self.dtype}) is not a wire format; write cast(torch.float16), cast(torch.bfloat16) or exact()"
             )
+
+    @property
+    def block(self) -> int:
+        """Elements are written one by one."""
+        return 1
 
     def init(self, layout: Layout) -> State:
         """No state."""

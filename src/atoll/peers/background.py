@@ -82,3 +82,4 @@ class Background:
                 )
                 wrapped.__cause__ = error
                 self.fail(wrapped)
+            del act  # what it holds (a fragment's snapshot) must not outlive it while the next is awaited

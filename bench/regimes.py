@@ -114,6 +114,8 @@ def show(names: Sequence[str]) -> None:
         ax.legend(fontsize=7)
         if name in ("rounds", "batch"):
             ax.set_xscale("log")
+            ax.set_xticks(list(points), [f"{value:g}" for value in points], minor=False)
+            ax.minorticks_off()
     axes[0][0].set_ylabel("part of the gap closed\n0: one worker, 1: data-parallel")
     axes[0][0].set_ylim(-1, 1.1)
     target = Path("docs/pictures/regimes.png")

@@ -1,5 +1,6 @@
-"""Shared by all tests: one intra-op thread, because bits and timings of tiny tensors should not depend on the
-machine's cores."""
+"""Shared by all tests."""
+
+import signal
 
 import pytest
 import torch
@@ -7,4 +8,11 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
+    """Bits and timings of tiny tensors should not depend on the machine's cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _hears_interrupts() -> None:
+    """A suite started in the background inherits an ignored SIGINT, and so would the commands that it interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,1 +1,1 @@
-"""Methods and named runs: one function per paper, and the only home of published hyperparameters."""
+"""Methods: one function per paper, and the only home of published hyperparameters."""

@@ -87,8 +87,9 @@ class by_name:
 
     Example:
         >>> import torch
-        >>> by_name("embed*", "*")([Spec("embed.weight", (2,), (1,), torch.float32), Spec("head.weight", (2,), (1,),
-        torch.float32)]) (('embed.weight',), ('head.weight',))
+        >>> specs = [Spec(name, (2,), (1,), torch.float32) for name in ("embed.weight", "head.weight")]
+        >>> by_name("embed*", "*")(specs)
+        (('embed.weight',), ('head.weight',))
     """
 
     patterns: tuple[str, ...]

@@ -31,12 +31,17 @@ class Synchronizer:
         >>> from atoll.sync.rule import Rule, Strategy
         >>> model = nn.Linear(2, 1)
         >>> inner = optim.AdamW(model.parameters())
-        >>> with Synchronizer(model, Strategy((Rule(every(2), outer=nesterov(0.7, 0.9)),)), Hub(1).group(0)) as sync:
+        >>> group, strategy = Hub(1).group(0), Strategy((Rule(every(2), outer=nesterov(0.7, 0.9)),))
+        >>> with Synchronizer(model, strategy, group) as sync:
         ...     for step in range(4):
-        ...         model(torch.ones(1, 2)).sum().backward()
-        ...         sync.before_step()
-        ...         inner.step(); inner.zero_grad()
+        ...         loss = model(torch.ones(1, 2)).sum()
+        ...         loss.backward()
+        ...         events = sync.before_step()
+        ...         inner.step()
+        ...         inner.zero_grad()
         ...         events = sync.after_step(tokens=1)
+        >>> [type(event).__name__ for event in events]
+        ['Launched', 'Landed']
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy, group: PeerGroup, *, share: float = 1.0) -> None:

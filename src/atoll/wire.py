@@ -61,6 +61,14 @@ class Codec(Protocol):
         """The values back, 1-D, ready to be added to a tensor such as `like`; may share memory with `wire`."""
         ...
 
+    def restore(self, wire: Tensor, STATE: State) -> None:
+        """Take back a wire that did not count: what it held is sent again later, if the codec has a memory."""
+        ...
+
+    def at(self, round: int) -> "Codec":
+        """The codec of one round: itself, but for those that draw random numbers."""
+        ...
+
     def nbytes(self, numel: int, itemsize: int) -> int:
         """Exact bytes on the wire of `numel` elements whose own dtype has `itemsize` bytes."""
         ...
@@ -127,8 +135,9 @@ class Post:
     """Send `source` to the members `to` (this one included), to be combined by `fold` with `weight`.
 
     `quorum`: the part of the members' contributions that must exceed it, or the round does not count. `signals`: a few
-    floats whose mean over the members is agreed along the way. A post is idempotent until it is taken: a key that was
-    answered before is answered the same again.
+    floats whose mean over the members is agreed along the way. `edges`: who hears whom, everyone if None. `echo`: gets
+    this worker's contribution as the others see it, after its wire. A post is idempotent until it is taken: a key that
+    was answered before is answered the same again.
     """
 
     key: Key
@@ -140,15 +149,30 @@ class Post:
     weight: float
     quorum: float
     signals: Mapping[str, float]
+    edges: "Edges | None" = None
+    echo: Tree | None = None
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Who hears whom in a meeting where not everyone hears everyone; only with `Keep`.
+
+    Args: hears: the members whose contributions form this worker's mean, itself included, ascending. tells: those that
+    get this worker's wire, without itself.
+    """
+
+    hears: tuple[int, ...]
+    tells: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Take:
-    """Wait for the exchange `ticket`. `sink(landed, start, mean)` gets every chunk of a blocking exchange, and may
-    overwrite `mean`."""
+    """Wait for the exchange `ticket`, or only look. `sink(landed, start, mean)` gets every chunk of a blocking
+    exchange, and may overwrite `mean`."""
 
     ticket: Key
     sink: "Callable[[Landed, int, Tensor], None] | None" = None
+    poll: bool = False
 
 
 @dataclass(frozen=True)

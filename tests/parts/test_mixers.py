@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from atoll.parts.codecs import cast, exact
-from atoll.parts.mixers import Exchange, Mixer, Work, all_mean, alone, by_share, by_tokens, unrounded, weighted
+from atoll.parts.mixers import (
+    Exchange,
+    Mixer,
+    Situation,
+    Work,
+    all_mean,
+    alone,
+    by_share,
+    by_tokens,
+    unrounded,
+    weighted,
+)
 from atoll.testing.conformance import check_mixer
 from atoll.trees import Layout, Spec
 from atoll.wire import Codec, Fold, Keep, Membership, Reduce, Sum
@@ -37,7 +48,7 @@ def test_the_repr_of_a_mixer_rebuilds_it(mixer: Mixer) -> None:
 
 
 def meeting(mixer: Mixer, workers: int, codec: Codec, work: Work) -> Exchange:
-    return mixer.exchange(Membership(tuple(range(workers)), me=1), 3, work, codec, LAYOUT)
+    return mixer.exchange(Situation(Membership(tuple(range(workers)), me=1), 3, work, {}, codec, LAYOUT))
 
 
 @pytest.mark.parametrize(
@@ -81,8 +92,10 @@ def test_unrounded_takes_back_a_narrow_result_and_leaves_other_folds() -> None:
 class Neighbour:
     """Meets the next worker, who meets another."""
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
-        me, count = membership.me, len(membership.workers)
+    agrees = True
+
+    def exchange(self, at: Situation) -> Exchange:
+        me, count = at.membership.me, len(at.membership.workers)
         return Exchange(tuple(sorted({me, (me + 1) % count})), Keep(), 1.0)
 
 
@@ -90,8 +103,10 @@ class Neighbour:
 class FirstHalf:
     """The first of the workers weighs double."""
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
-        return Exchange(membership.workers, Keep(), 2.0 if membership.me == 0 else 1.0)
+    agrees = True
+
+    def exchange(self, at: Situation) -> Exchange:
+        return Exchange(at.membership.workers, Keep(), 2.0 if at.membership.me == 0 else 1.0)
 
 
 class Moody:
@@ -99,9 +114,11 @@ class Moody:
 
     calls = 0
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+    agrees = True
+
+    def exchange(self, at: Situation) -> Exchange:
         self.calls += 1
-        return Exchange(membership.workers, Keep(), float(self.calls))
+        return Exchange(at.membership.workers, Keep(), float(self.calls))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ from torch import nn
 from atoll.parts.codecs import exact
 from atoll.parts.landings import After
 from atoll.parts.merges import blend, carry_on, leave
-from atoll.parts.mixers import Exchange, Mixer, Work, all_mean, by_share, by_tokens, weighted
+from atoll.parts.mixers import Exchange, Mixer, Situation, all_mean, by_share, by_tokens, weighted
 from atoll.parts.outers import nesterov, sgd
 from atoll.parts.schedules import every
 from atoll.sync.rule import Carry, Rule, Strategy
 from atoll.testing import reference, toys
-from atoll.trees import Layout
-from atoll.wire import Codec, Keep, Membership, Reduce
+from atoll.wire import Keep, Reduce
 from tests.properties.teams import (
     Move,
     Numbers,
@@ -123,10 +122,11 @@ class losing:
 
     rounds: tuple[int, ...]
     mixer: Mixer = all_mean()
+    agrees: bool = True
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
-        meeting = self.mixer.exchange(membership, round, work, codec, layout)
-        return meeting._replace(weight=math.nan) if round in self.rounds else meeting
+    def exchange(self, at: Situation) -> Exchange:
+        meeting = self.mixer.exchange(at)
+        return meeting._replace(weight=math.nan) if at.round in self.rounds else meeting
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -4,13 +4,13 @@
 message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from atoll.parts.codecs import exact
 from atoll.trees import Layout
-from atoll.wire import Codec, Fold, Keep, Membership, Reduce, bytes_sent
+from atoll.wire import Codec, Edges, Fold, Keep, Membership, Reduce, bytes_sent
 
 
 class Work(NamedTuple):
@@ -22,18 +22,37 @@ class Work(NamedTuple):
     share: float = 1.0
 
 
+class Situation(NamedTuple):
+    """What a meeting is derived from: who takes part, which round it is, what this worker did for it, the signals that
+    all agree on, and what is sent."""
+
+    membership: Membership
+    round: int
+    work: Work
+    signals: Mapping[str, float]
+    codec: Codec
+    layout: Layout
+
+
 class Exchange(NamedTuple):
-    """Members that meet (ascending, this worker included), how they combine, and this worker's weight."""
+    """Members that meet (ascending, this worker included), how they combine, this worker's weight, and who hears whom
+    (everyone, if None)."""
 
     to: tuple[int, ...]
     fold: Fold
     weight: float
+    edges: Edges | None = None
 
 
 class Mixer(Protocol):
     """With whom, and how."""
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange: ...
+    @property
+    def agrees(self) -> bool:
+        """Whether all members get the same."""
+        ...
+
+    def exchange(self, at: Situation) -> Exchange: ...
 
 
 @dataclass(frozen=True)
@@ -46,18 +65,29 @@ class all_mean:
 
     fold: Fold | None = None
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+    @property
+    def agrees(self) -> bool:
+        """Everyone adds up alike."""
+        return True
+
+    def exchange(self, at: Situation) -> Exchange:
         """Everyone, with weight 1."""
-        return Exchange(membership.workers, self.fold or cheaper(codec, layout, len(membership.workers)), 1.0)
+        workers = at.membership.workers
+        return Exchange(workers, self.fold or cheaper(at.codec, at.layout, len(workers)), 1.0)
 
 
 @dataclass(frozen=True)
 class alone:
     """No meeting: each worker goes on with its own contribution. For control experiments; nothing is sent."""
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+    @property
+    def agrees(self) -> bool:
+        """Nobody hears of the others."""
+        return False
+
+    def exchange(self, at: Situation) -> Exchange:
         """This worker only."""
-        return Exchange((membership.me,), Keep(), 1.0)
+        return Exchange((at.membership.me,), Keep(), 1.0)
 
 
 @dataclass(frozen=True)
@@ -71,9 +101,14 @@ class weighted:
     by: Callable[[Work], float]
     mixer: Mixer
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+    @property
+    def agrees(self) -> bool:
+        """As the inner mixer."""
+        return self.mixer.agrees
+
+    def exchange(self, at: Situation) -> Exchange:
         """The inner mixer's meeting with our weight."""
-        return self.mixer.exchange(membership, round, work, codec, layout)._replace(weight=float(self.by(work)))
+        return self.mixer.exchange(at)._replace(weight=float(self.by(at.work)))
 
 
 @dataclass(frozen=True)
@@ -98,9 +133,14 @@ class unrounded:
 
     mixer: Mixer
 
-    def exchange(self, membership: Membership, round: int, work: Work, codec: Codec, layout: Layout) -> Exchange:
+    @property
+    def agrees(self) -> bool:
+        """As the inner mixer."""
+        return self.mixer.agrees
+
+    def exchange(self, at: Situation) -> Exchange:
         """The inner mixer's meeting, a `Reduce` with an exact result."""
-        meeting = self.mixer.exchange(membership, round, work, codec, layout)
+        meeting = self.mixer.exchange(at)
         return meeting._replace(fold=Reduce(exact())) if isinstance(meeting.fold, Reduce) else meeting
 
 

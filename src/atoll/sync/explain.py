@@ -8,7 +8,7 @@ from torch import nn
 
 from atoll.parts.codecs import exact
 from atoll.parts.landings import After
-from atoll.parts.mixers import Work, all_mean, weighted
+from atoll.parts.mixers import Situation, Work, all_mean, weighted
 from atoll.sync.rule import Carry, Rule, Strategy, layout_of
 from atoll.trees import Layout, averaged_buffers, spec_of, trainable
 from atoll.wire import Fold, Keep, Membership, Reduce, bytes_sent
@@ -115,7 +115,7 @@ def _exchanges(
     index: int, rule: Rule, number: int, layout: Layout, *, workers: int, rate: float | None, leaves: Iterable[int]
 ) -> Exchanges:
     membership = Membership(tuple(range(workers)), 0)
-    exchange = rule.mixer.exchange(membership, 0, Work(1, 1), rule.codec, layout)
+    exchange = rule.mixer.exchange(Situation(membership, 0, Work(1, 1), {}, rule.codec, layout))
     nbytes = bytes_sent(exchange.fold, rule.codec, layout, len(exchange.to), 0)
     return Exchanges(
         rule=index,

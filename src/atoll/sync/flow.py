@@ -25,7 +25,7 @@ from torch import Tensor
 from atoll.errors import CompositionError, ModelError
 from atoll.parts.landings import After
 from atoll.parts.merges import adopt
-from atoll.parts.mixers import Work
+from atoll.parts.mixers import Situation, Work
 from atoll.sync.rule import Carry
 from atoll.sync.sources import DeltaSource, LiveSource, snapshot
 from atoll.sync.state import InFlight, SyncState, Track
@@ -125,7 +125,8 @@ def _launch(
     kept = snapshot(source, fragment.live, contested=contested) if overlapped else None
     sent = fragment.live.copied() if track.remembers else None
     work = Work(state.work.steps - track.launched.steps, state.work.tokens - track.launched.tokens, state.work.share)
-    exchange = rule.mixer.exchange(state.membership, track.round, work, rule.codec, fragment.layout)
+    at = Situation(state.membership, track.round, work, state.signals, rule.codec, fragment.layout)
+    exchange = rule.mixer.exchange(at)
     key = Key(track.rule_index, fragment.index, track.round, state.membership.lane)
     yield Post(
         key,

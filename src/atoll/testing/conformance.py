@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from atoll.parts.codecs import exact
-from atoll.parts.mixers import Exchange, Mixer, Work
+from atoll.parts.mixers import Exchange, Mixer, Situation, Work
 from atoll.parts.outers import Outer
 from atoll.testing.groups import check_peer_group
 from atoll.trees import Layout, Spec, State, cut
@@ -162,10 +162,11 @@ def check_mixer(mixer: Mixer) -> None:
     layout, work = _layout(1000, torch.float32), Work(steps=10, tokens=640)
     for count, round_ in itertools.product(range(1, 7), range(5)):
         workers = tuple(range(count))
-        meetings = {me: mixer.exchange(Membership(workers, me), round_, work, exact(), layout) for me in workers}
+        asked = {me: Situation(Membership(workers, me), round_, work, {}, exact(), layout) for me in workers}
+        meetings = {me: mixer.exchange(asked[me]) for me in workers}
         for me, meeting in meetings.items():
             what = f"{mixer!r}, worker {me} of {count} in round {round_}"
-            again = mixer.exchange(Membership(workers, me), round_, work, exact(), layout)
+            again = mixer.exchange(asked[me])
             assert again == meeting, f"{what}: asked again, the meeting is another"
             assert me in meeting.to, f"{what}: it is not in its own meeting {meeting.to}"
             assert list(meeting.to) == sorted(set(meeting.to) & set(workers)), f"{what}: {meeting.to} are not workers"

@@ -1,5 +1,4 @@
-"""Codecs: how values are written on the wire. Wire bytes are real: `len(encode(values)) == nbytes(len(values),
-itemsize)`."""
+"""Codecs without loss, or with that of a narrower float."""
 
 from dataclasses import dataclass
 
@@ -7,11 +6,12 @@ import torch
 from torch import Tensor
 
 from atoll.errors import CompositionError
-from atoll.trees import Layout, State
+from atoll.parts.codecs.stateless import Stateless
+from atoll.trees import State
 
 
 @dataclass(frozen=True)
-class exact:
+class exact(Stateless):
     """The values' own bytes. No error, no copy.
 
     Example:
@@ -24,10 +24,6 @@ class exact:
     def block(self) -> int:
         """Elements are written one by one."""
         return 1
-
-    def init(self, layout: Layout) -> State:
-        """No state."""
-        return {}
 
     def encode(self, values: Tensor, STATE: State) -> Tensor:
         """The same memory, seen as bytes."""
@@ -43,7 +39,7 @@ class exact:
 
 
 @dataclass(frozen=True)
-class cast:
+class cast(Stateless):
     """Values rounded to `dtype` (fp16 or bf16), to nearest even.
 
     Relative error at most 2^-11 (fp16) or 2^-8 (bf16) in the normal range; fp16 adds an absolute 2^-25 below 2^-14 and
@@ -66,10 +62,6 @@ class cast:
     def block(self) -> int:
         """Elements are written one by one."""
         return 1
-
-    def init(self, layout: Layout) -> State:
-        """No state."""
-        return {}
 
     def encode(self, values: Tensor, STATE: State) -> Tensor:
         """Rounded copy, seen as bytes."""

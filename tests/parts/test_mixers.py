@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from atoll.parts.codecs import cast, exact
+from atoll.parts.gossip import alarmed, exponential, groups, hypercube, only, pairs
 from atoll.parts.mixers import (
     Exchange,
     Mixer,
@@ -20,7 +21,7 @@ from atoll.parts.mixers import (
 )
 from atoll.testing.conformance import check_mixer
 from atoll.trees import Layout, Spec
-from atoll.wire import Codec, Fold, Keep, Membership, Reduce, Sum
+from atoll.wire import Codec, Edges, Fold, Keep, Membership, Reduce, Sum
 
 HALF = cast(torch.float16)
 WORK = Work(steps=10, tokens=640)
@@ -34,6 +35,17 @@ CASES: list[Mixer] = [
     weighted(by_tokens(), all_mean()),
     weighted(by_share(), all_mean(Keep())),
     unrounded(all_mean(Reduce(HALF))),
+    pairs(),
+    pairs(12),
+    groups(2, 7),
+    groups(4),
+    hypercube(),
+    exponential(),
+    weighted(by_tokens(), exponential()),
+    only(("val*",), pairs(3)),
+    only(("other", "values"), all_mean()),
+    only(("other",), pairs(3)),
+    alarmed(groups(3), on=0.4, off=0.2),
 ]
 
 
@@ -109,6 +121,63 @@ class FirstHalf:
         return Exchange(at.membership.workers, Keep(), 2.0 if at.membership.me == 0 else 1.0)
 
 
+class Whisper:
+    """Tells the next worker, who listens to somebody else."""
+
+    agrees = False
+
+    def exchange(self, at: Situation) -> Exchange:
+        me, count = at.membership.me, len(at.membership.workers)
+        hears, tells = tuple(sorted({me, (me + 1) % count})), tuple({(me + 1) % count} - {me})
+        return Exchange(at.membership.workers, Keep(), 1.0, Edges(hears, tells))
+
+
+@dataclass(frozen=True)
+class Megaphone:
+    """Everyone hears itself and the first worker, so the first counts more than the others."""
+
+    agrees = False
+
+    def exchange(self, at: Situation) -> Exchange:
+        me, workers = at.membership.me, at.membership.workers
+        tells = workers[1:] if me == 0 else ()
+        return Exchange(workers, Keep(), 1.0, Edges(tuple(sorted({0, me})), tells))
+
+
+@dataclass(frozen=True)
+class Deaf:
+    """Hears the one before it, but not itself."""
+
+    agrees = False
+
+    def exchange(self, at: Situation) -> Exchange:
+        me, count = at.membership.me, len(at.membership.workers)
+        return Exchange(
+            at.membership.workers, Keep(), 1.0, Edges(((me - 1) % count,), tuple({(me + 1) % count} - {me}))
+        )
+
+
+@dataclass(frozen=True)
+class DirectedReduce:
+    """Names edges, but folds by pieces that everyone must have."""
+
+    agrees = True
+
+    def exchange(self, at: Situation) -> Exchange:
+        me, workers = at.membership.me, at.membership.workers
+        edges = Edges(workers, tuple(other for other in workers if other != me))
+        return Exchange(workers, Reduce(exact()), 1.0, edges)
+
+
+@dataclass(frozen=True)
+class Boast(pairs):
+    """Pairs that claim to give everyone the same."""
+
+    @property
+    def agrees(self) -> bool:
+        return True
+
+
 class Moody:
     """Changes its mind from call to call."""
 
@@ -122,7 +191,17 @@ class Moody:
 
 
 @pytest.mark.parametrize(
-    ("mixer", "sentence"), [(Neighbour(), "sees"), (FirstHalf(), "moves the mean"), (Moody(), "asked again")]
+    ("mixer", "sentence"),
+    [
+        (Neighbour(), "sees"),
+        (FirstHalf(), "moves the mean"),
+        (Moody(), "asked again"),
+        (Whisper(), "expect to hear it"),
+        (Megaphone(), "moves the mean"),
+        (Deaf(), "does not count itself"),
+        (DirectedReduce(), "edges need Keep"),
+        (Boast(), "says that all agree"),
+    ],
 )
 def test_a_mixer_that_breaks_a_promise_is_caught(mixer: Mixer, sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):

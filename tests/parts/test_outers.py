@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import CompositionError
+from atoll.parts.momentum import age_decay, consensus_momentum, delayed_nesterov, restarted
 from atoll.parts.outers import Outer, adam, nesterov, sgd
 from atoll.testing.conformance import check_outer
 from atoll.trees import Layout, Spec, State
@@ -19,6 +20,14 @@ CASES: list[Outer] = [
     nesterov(0.4, 0.0),
     adam(0.3),
     adam(1.0, 0.9, 0.999, 1e-7),
+    consensus_momentum(0.7, 0.5, 0.7),
+    delayed_nesterov(0.7, 0.9, 1),
+    delayed_nesterov(0.7, 0.9, 3),
+    delayed_nesterov(0.4, 0.9, 2, 0.5),
+    restarted(nesterov(0.7, 0.9), 2),
+    restarted(adam(0.3), 3),
+    age_decay(nesterov(0.7, 0.9)),
+    age_decay(restarted(delayed_nesterov(0.7, 0.9, 2), 4), 1.0),
 ]
 
 
@@ -29,7 +38,7 @@ def test_an_outer_optimizer_keeps_its_promises(outer: Outer) -> None:
 
 @pytest.mark.parametrize("outer", CASES, ids=repr)
 def test_the_repr_of_an_outer_optimizer_rebuilds_it(outer: Outer) -> None:
-    assert eval(repr(outer), {"sgd": sgd, "nesterov": nesterov, "adam": adam}) == outer
+    assert eval(repr(outer), globals()) == outer
 
 
 def landed(update: int) -> Landed:
@@ -83,6 +92,16 @@ def test_the_first_nesterov_step_of_diloco_is_1_33_times_the_mean_delta() -> Non
         lambda: adam(0.3, beta1=1.0),
         lambda: adam(0.3, beta2=float("nan")),
         lambda: adam(0.3, eps=0.0),
+        lambda: consensus_momentum(0.0, 0.5, 0.7),
+        lambda: consensus_momentum(0.7, 1.0, 0.7),
+        lambda: consensus_momentum(0.7, 0.5, -0.1),
+        lambda: consensus_momentum(0.7, 0.5, float("nan")),
+        lambda: delayed_nesterov(0.7, 0.9, 0),
+        lambda: delayed_nesterov(0.7, 0.9, 4, 0.3),
+        lambda: delayed_nesterov(0.7, 0.9, 4, -0.1),
+        lambda: restarted(nesterov(0.7, 0.9), 0),
+        lambda: age_decay(sgd(1.0), 0.0),
+        lambda: age_decay(sgd(1.0), float("inf")),
     ],
 )
 def test_a_rate_or_momentum_that_cannot_work_is_refused(make: Callable[[], Outer]) -> None:

@@ -82,6 +82,29 @@ class sequential:
 
 
 @dataclass(frozen=True)
+class balanced:
+    """`count` fragments of about the same size: each tensor, the largest first, goes where the fewest elements are;
+    embeddings are one fragment more (Decoupled DiLoCo, section 2.2: peaks of bandwidth are lowest, quality is alike)."""
+
+    count: int
+
+    def __call__(self, specs: Sequence[Spec]) -> Fragments:
+        tables = [spec.name for spec in specs if "embed" in spec.name]
+        others = [spec for spec in specs if "embed" not in spec.name]
+        if not 1 <= self.count <= len(others):
+            raise CompositionError(
+                f"{self.count} balanced fragments were asked for, but the model has {len(others)} tensors beside its "
+                f"embeddings; ask for 1 to {len(others)}"
+            )
+        bins: list[list[Spec]] = [[] for _ in range(self.count)]
+        for spec in sorted(others, key=lambda spec: -spec.numel):
+            min(bins, key=lambda held: sum(each.numel for each in held)).append(spec)
+        placed = [{spec.name for spec in held} for held in bins]
+        fragments = tuple(tuple(spec.name for spec in specs if spec.name in names) for names in placed)
+        return (*fragments, tuple(tables)) if tables else fragments
+
+
+@dataclass(frozen=True)
 class by_name:
     """One fragment for each pattern (shell style); each parameter belongs to the first pattern that matches it.
 

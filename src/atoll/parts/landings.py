@@ -24,4 +24,9 @@ class After:
             )
 
 
-Landing = Blocking | After
+@dataclass(frozen=True)
+class OnArrival:
+    """As soon as a step boundary sees that it has come. Numbers depend on the network: outside the promise of bits."""
+
+
+Landing = Blocking | After | OnArrival

@@ -29,14 +29,16 @@ class Outer(Protocol):
         ...
 
 
-def _rate(lr: float) -> None:
+def check_rate(lr: float) -> None:
+    """Refuse an outer learning rate that is not positive and finite."""
     if not 0 < lr < math.inf:
         raise CompositionError(
             f"the outer learning rate was {lr}, but the anchor must move against its gradient; give lr > 0"
         )
 
 
-def _momentum(name: str, value: float) -> None:
+def check_momentum(name: str, value: float) -> None:
+    """Refuse a decay, called `name`, outside of [0, 1)."""
     if not 0 <= value < 1:
         raise CompositionError(f"{name} was {value}, but momentum only decays below 1; give 0 <= {name} < 1")
 
@@ -48,7 +50,7 @@ class sgd:
     lr: float
 
     def __post_init__(self) -> None:
-        _rate(self.lr)
+        check_rate(self.lr)
 
     def init(self, layout: Layout) -> State:
         """No state."""
@@ -70,8 +72,8 @@ class nesterov:
     momentum: float
 
     def __post_init__(self) -> None:
-        _rate(self.lr)
-        _momentum("momentum", self.momentum)
+        check_rate(self.lr)
+        check_momentum("momentum", self.momentum)
 
     def init(self, layout: Layout) -> State:
         """u = 0."""
@@ -97,9 +99,9 @@ class adam:
     eps: float = 0.1
 
     def __post_init__(self) -> None:
-        _rate(self.lr)
-        _momentum("beta1", self.beta1)
-        _momentum("beta2", self.beta2)
+        check_rate(self.lr)
+        check_momentum("beta1", self.beta1)
+        check_momentum("beta2", self.beta2)
         if not 0 < self.eps < math.inf:
             raise CompositionError(f"eps was {self.eps}, so an element that never moved would be 0 / 0; give eps > 0")
 

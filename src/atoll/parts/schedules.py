@@ -4,6 +4,7 @@ A schedule is pure: `next(step, fragment, signals)` is the first due step after 
 without a message. `signals` are the agreed means that the group keeps; these schedules do without.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,6 +45,30 @@ class every:
     def next(self, step: int, fragment: int, signals: Mapping[str, float]) -> int:
         """The next multiple of the period."""
         return (step // self.period + 1) * self.period
+
+
+@dataclass(frozen=True)
+class matched:
+    """`every`, with a period that matches this worker's speed: floor(v H) of its own steps, one at least, for v = the
+    signal "speed", its part of the fastest worker's (DyLU: Asynchronous Local-SGD, section 6.3).
+
+    All workers then close their rounds at about the same time. For rules with a keeper: others need all workers to
+    count alike.
+
+    Example:
+        >>> matched(50).next(0, 0, {"speed": 0.5}), matched(50).next(0, 0, {})
+        (25, 50)
+    """
+
+    period: int
+
+    def __post_init__(self) -> None:
+        _positive("period", self.period)
+
+    def next(self, step: int, fragment: int, signals: Mapping[str, float]) -> int:
+        """The next multiple of the matched period."""
+        period = max(1, math.floor(signals.get("speed", 1.0) * self.period))
+        return (step // period + 1) * period
 
 
 @dataclass(frozen=True)

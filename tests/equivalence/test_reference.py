@@ -6,6 +6,8 @@ so 1e-12 is far above the noise and far below any wrong term.
 
 import copy
 from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,29 +28,53 @@ def training(make: toys.MakeOptimizer = toys.adamw) -> InnerStep:
 
 def run(name: str, theta: list[Tensor], inner: InnerStep, workers: int, steps: int) -> Result:
     """Any loop with an inner step, at a period of four."""
+    options: dict[str, Any] = {"workers": workers, "steps": steps, "inner_step": inner, "period": 4, "outer": NESTEROV}
+    halves = [list(range(0, len(theta), 2)), list(range(1, len(theta), 2))]
+    evens = [tuple(range(0, workers, 2)), tuple(range(1, workers, 2))]
+    paces = [Fraction(1)] * workers
     match name:
         case "single":
-            return reference.single(theta, steps=steps, inner_step=inner)
+            del options["workers"], options["period"], options["outer"]
         case "local_sgd":
-            return reference.local_sgd(theta, workers=workers, steps=steps, inner_step=inner, period=4)
+            del options["outer"]
         case "streaming":
-            return reference.streaming(
-                theta,
-                workers=workers,
-                steps=steps,
-                inner_step=inner,
-                period=4,
-                fragments=[list(range(0, len(theta), 2)), list(range(1, len(theta), 2))],
-                delay=1,
-                alpha=0.5,
-                outer=NESTEROV,
-            )
+            options |= {"fragments": halves, "delay": 1, "alpha": 0.5}
+        case "compressed_diloco":
+            options["see"] = lambda worker, round, flat: reference.float4(16)(flat)
+        case "sparta":
+            del options["period"], options["outer"]
+            options["mask"] = lambda step: torch.arange(sum(tensor.numel() for tensor in theta)) % 4 == step % 4
+        case "factored_gossip" | "blocking_gossip":
+            options |= {"mix1": lambda round: evens, "mix2": lambda round, tensor: evens[:1]}
+        case "noloco":
+            del options["outer"]
+            options |= {"pairs": lambda round: evens, "lr": 0.7, "momentum": 0.5, "pull": 0.7}
+        case "async_local_sgd":
+            del options["period"]
+            options |= {"periods": [4] * workers, "paces": paces}
+        case "decoupled":
+            options |= {"fragments": halves, "paces": paces, "tokens_per_step": 8, "quorum": 2, "grace": 1}
+            options["merge"] = reference.weighted_mean
         case _:
-            loop = reference.diloco if name == "diloco" else reference.opendiloco
-            return loop(theta, workers=workers, steps=steps, inner_step=inner, period=4, outer=NESTEROV)
+            pass
+    return getattr(reference, name)(theta, **options)
 
 
-ALL = ["single", "local_sgd", "diloco", "opendiloco", "streaming"]
+ALL = [
+    "single",
+    "local_sgd",
+    "diloco",
+    "opendiloco",
+    "streaming",
+    "compressed_diloco",
+    "sparta",
+    "eager",
+    "factored_gossip",
+    "blocking_gossip",
+    "noloco",
+    "async_local_sgd",
+    "decoupled",
+]
 
 
 # The contract of every loop
@@ -65,7 +91,7 @@ def test_theta_is_left_untouched_and_live_parameters_are_never_repointed(name: s
         inner(worker, step, params)
         seen.setdefault(worker, set()).add(tuple(tensor.data_ptr() for tensor in params))
 
-    _, live = run(name, theta, watched, 3, 10)
+    _, live = run(name, theta, watched, 4, 10)
     assert toys.same_bits(theta, before)
     assert [seen[m] for m in sorted(seen)] == [{tuple(tensor.data_ptr() for tensor in params)} for params in live]
 
@@ -73,14 +99,14 @@ def test_theta_is_left_untouched_and_live_parameters_are_never_repointed(name: s
 @pytest.mark.parametrize("name", ALL)
 def test_every_worker_takes_each_step_once_in_order_beginning_with_one(name: str) -> None:
     calls: list[tuple[int, int]] = []
-    run(name, [torch.zeros(2), torch.zeros(3)], lambda worker, step, params: calls.append((step, worker)), 3, 9)
-    assert calls == [(step, worker) for step in range(1, 10) for worker in range(1 if name == "single" else 3)]
+    run(name, [torch.zeros(2), torch.zeros(3)], lambda worker, step, params: calls.append((step, worker)), 4, 9)
+    assert calls == [(step, worker) for step in range(1, 10) for worker in range(1 if name == "single" else 4)]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_rounds_without_training_change_no_bit(name: str) -> None:
     theta = toys.initial(toys.Mlp())
-    shared, live = run(name, theta, lambda worker, step, params: None, 3, 12)
+    shared, live = run(name, theta, lambda worker, step, params: None, 4, 12)
     assert toys.same_bits(shared, theta)
     assert all(toys.same_bits(params, theta) for params in live)
 

@@ -1,4 +1,4 @@
-"""The command line: `atoll train METHOD`, `atoll compare METHOD...`, `atoll explain METHOD`.
+"""The command line: `atoll train METHOD`, `atoll compare METHOD...`, `atoll explain METHOD`, `atoll sensitivity DIR`.
 
 Options are those of typed signatures: a method's function, and the dataclasses in `cli.options`. Nothing heavy is
 imported before it is known what was asked. Exit status: 0; 2 for what cannot work as asked; 1 for what went wrong on
@@ -28,6 +28,7 @@ USAGE = """usage: atoll COMMAND ...
   atoll train METHOD       train a language model, all workers in this process, or one in each under torchrun
   atoll compare METHOD...  several methods on the same data, seeds and budget: a table, a picture, a file
   atoll explain METHOD     what a method sends, when it leaves and lands, how long a link takes; its paper, its loop
+  atoll sensitivity DIR    which blocks of a run's model make its workers disagree: which to mix, where links are slow
 
   atoll COMMAND --help     the methods; after METHOD its options
   atoll --version
@@ -56,7 +57,12 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(args: list[str]) -> int:
-    commands: dict[str, Callable[[list[str]], None]] = {"train": _train, "compare": _compare, "explain": _explain}
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": _train,
+        "compare": _compare,
+        "explain": _explain,
+        "sensitivity": _sensitivity,
+    }
     match args:
         case []:
             print(USAGE, end="", file=sys.stderr)
@@ -151,6 +157,24 @@ def _explain(args: list[str]) -> None:
         )
         print(f"{method.name} with {asking.model}, {asking.workers} workers, {asking.steps} steps\n")
         print(in_words(explained, asking.bandwidth))
+
+
+def _sensitivity(args: list[str]) -> None:
+    from atoll.cli.flags import parsed
+    from atoll.cli.options import Measuring
+
+    description = (
+        "Find the blocks of a run's model in which its workers differ most; RUN_DIR is the --out of atoll train."
+    )
+    values, words = parsed("atoll sensitivity", args, description, "DIR", measuring=Measuring)
+    if len(words) != 1:
+        given = f"was given {len(words)}" if words else "needs one"
+        raise UsageError(f"atoll sensitivity takes one run directory and {given}; give the --out of an atoll train")
+    from atoll.cli.sensitivity import measure
+
+    measuring: Measuring = values["measuring"]
+    with _results_on(measuring.json) as stdout:
+        measure(Path(words[0]), measuring, stdout)
 
 
 def _method(command: str, args: list[str], **parts: Callable[..., Any]) -> tuple["Method", dict[str, Any]]:

@@ -172,3 +172,24 @@ class Asking:
     step_time: Positive | None = None
     cite: bool = False
     as_loop: bool = False
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What `atoll sensitivity` measures, selects and shows.
+
+    Args:
+        tokens: of held-out text that the workers are compared on
+        share: part of the parameters to select; blocks are taken as long as one brings the selection nearer to it
+        json: end with one line of JSON on stdout; everything else goes to stderr
+    """
+
+    tokens: Count = 1024
+    share: Positive = 0.43
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.share > 1:
+            raise UsageError(
+                f"--share was {self.share:g}, but it is a part of the parameters; give at most 1, such as 0.43 for 43 %"
+            )

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import after_step, boundary, memory, throughput
+from bench import after_step, boundary, codecs, memory, throughput
 from bench.measure import Figure
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "after_step": after_step.figures,
     "boundary": boundary.figures,
+    "codecs": codecs.figures,
     "memory": memory.figures,
     "throughput": throughput.figures,
 }

@@ -53,10 +53,15 @@ class Spec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in a flat buffer of dtype `dtype` (fp32, or the live tensors' own wider dtype)."""
+    """Where each named tensor lies in a flat buffer of dtype `dtype` (fp32, or the live tensors' own wider dtype).
+
+    `parts`: values held for each element. A message of two (delta and anchor) has them chunk beside chunk, so that what
+    belongs together arrives together.
+    """
 
     specs: tuple[Spec, ...]
     dtype: torch.dtype
+    parts: int = 1
 
     @staticmethod
     def of(specs: Iterable[Spec]) -> "Layout":
@@ -74,14 +79,24 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """Elements in all."""
-        return self.offsets[-1]
+        """Values in all."""
+        return self.offsets[-1] * self.parts
 
     @cached_property
     def chunks(self) -> tuple[tuple[int, int], ...]:
         """The fixed grid of [start, stop) ranges; the same on every worker and driver, because vectorised tails can
         change bits."""
-        return tuple((start, min(start + CHUNK, self.numel)) for start in range(0, self.numel, CHUNK))
+        count, ranges = self.offsets[-1], list[tuple[int, int]]()
+        for start in range(0, count, CHUNK):
+            length = min(CHUNK, count - start)
+            first = start * self.parts
+            ranges += [(first + part * length, first + (part + 1) * length) for part in range(self.parts)]
+        return tuple(ranges)
+
+    def element(self, start: int) -> tuple[int, int]:
+        """The first element of the chunk at `start`, and which of its values the chunk holds."""
+        base = start // (CHUNK * self.parts) * CHUNK
+        return base, (start - base * self.parts) // min(CHUNK, self.offsets[-1] - base)
 
 
 class Tree:

@@ -3,7 +3,10 @@ sides.
 
     flow   yields  Post(key, to, source, codec, fold, weight, ...)   -> Key (the ticket), answered at once
            yields  Take(ticket, sink)                                -> Landed | Lost, waits
+           yields  Take(ticket, poll=True)                           -> Landed | Lost | None, looks
     group  answers; encoding, moving, decoding and summing happen in it, chunk by chunk
+
+A keeper's flow (`atoll.sync.keeping`) has two more: `Collect` for what workers handed in, and `Reply`.
 
 A `Post` carries a source and its codec, not bytes. The source of an overlapped exchange is a `Snapshot`, given away:
 the group writes the result over it. The source of a blocking exchange reads live tensors, which stand still meanwhile;
@@ -11,13 +14,18 @@ its result is handed chunk by chunk to the `Take`'s sink, so that neither delta 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from atoll.trees import Layout, State, Tree
+
+ABSURD = 10.0
+"""A contribution whose norm is this many times the median of the round is refused, if at least `ENOUGH` take part."""
+ENOUGH = 4
 
 
 class Key(NamedTuple):
@@ -27,6 +35,10 @@ class Key(NamedTuple):
     fragment: int
     round: int
     lane: int = 0
+
+
+KEEPER = -1
+"""The worker number of a keeper: a message to it alone is answered by `Reply`."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +197,8 @@ class Landed:
         as it was seen after the wire, and w_m.
         mean_norm: L2 norm of their mean (nan until the last chunk has come). refused: a sentence for each that was
         refused. sent: bytes this worker handed to the link. age: inner steps from launch to landing. update: how many
-        landings this fragment has had under its rule, this one included.
+        landings this fragment has had under its rule, this one included. anchor: the mean of the members' anchors, for
+        the chunk that an outer optimizer is given, where they were sent. dropped: asked, but not heard in time.
     """
 
     key: Key
@@ -199,6 +212,8 @@ class Landed:
     sent: int = 0
     age: int = 0
     update: int = 0
+    anchor: Tensor | None = None
+    dropped: tuple[int, ...] = ()
 
     @property
     def cosine(self) -> float:
@@ -222,6 +237,34 @@ class Lost:
 
     key: Key
     why: str
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a worker handed in to a keeper. `values` belongs to the keeper from now on; `norm` is theirs, finite."""
+
+    key: Key
+    worker: int
+    weight: float
+    norm: float
+    values: Tree
+
+
+@dataclass(frozen=True)
+class Collect:
+    """A keeper's look: what was handed in since the last one for `fragment` under `rule`, in order of arrival."""
+
+    rule: int
+    fragment: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A keeper's answer to one push: what it held counts in `landed`, and `values` is what the worker gets."""
+
+    push: Push
+    landed: Landed
+    values: Tree
 
 
 @dataclass(frozen=True)
@@ -259,6 +302,23 @@ class PeerGroup(Protocol):
         ...
 
 
+class KeeperGroup(Protocol):
+    """A keeper's way to its workers."""
+
+    def collect(self, collect: Collect) -> Sequence[Push]:
+        """What has come; never waits."""
+        ...
+
+    def reply(self, reply: Reply) -> None:
+        """Answer one push."""
+        ...
+
+
+def absurd(norms: Sequence[float]) -> float:
+    """The norm over which a contribution is refused: ten times the median of a round of at least four, else none."""
+    return ABSURD * median(norms) if len(norms) >= ENOUGH else math.inf
+
+
 def pieces(start: int, stop: int, members: int, block: int) -> Iterator[tuple[int, int]]:
     """The [first, last) range of a chunk that each member owns under `Reduce`, in member order, cut at block
     boundaries."""
@@ -267,19 +327,29 @@ def pieces(start: int, stop: int, members: int, block: int) -> Iterator[tuple[in
         yield min(start + index * size, stop), min(start + (index + 1) * size, stop)
 
 
-def bytes_sent(fold: Fold, codec: Codec, layout: Layout, members: int, index: int, *, refused: bool = False) -> int:
+def bytes_sent(
+    fold: Fold,
+    codec: Codec,
+    layout: Layout,
+    members: int,
+    index: int,
+    *,
+    refused: bool = False,
+    told: int | None = None,
+) -> int:
     """Bytes that member number `index` of `members` hands to the link in one exchange of a fragment, headers not
     counted.
 
     Args: refused: whether its contribution does not count. It is not sent then, but the mean of the elements that the
-        member owns is, and an all-reduce needs everyone.
+        member owns is, and an all-reduce needs everyone. told: members that get its wire under `Keep`, if not all.
     """
     item, total = layout.dtype.itemsize, 0
+    told = members - 1 if told is None else told
     for start, stop in layout.chunks:
         wire = codec.nbytes(stop - start, item)
         match fold:
             case Keep():
-                total += 0 if refused else (members - 1) * wire
+                total += 0 if refused else told * wire
             case Reduce(result):
                 owned = list(pieces(start, stop, members, math.lcm(codec.block, result.block)))
                 first, last = owned[index]

@@ -8,6 +8,7 @@ still, and one loop over the chunks forms the mean and hands it to every worker'
 chunk is ever held.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition
 
@@ -15,9 +16,25 @@ import torch
 from torch import Tensor
 
 from atoll.errors import GroupError
-from atoll.peers.rounds import accumulate, admit, check_alike, encode, finish, header_of, layouts_match
+from atoll.peers.faults import Dropping, lose
+from atoll.peers.kept import Desk
+from atoll.peers.rounds import accumulate, admit, check_alike, encode, finish, header_of, heard, layouts_match
 from atoll.trees import CHUNK
-from atoll.wire import Key, Landed, Lost, Membership, Post, Reduce, Snapshot, Take, bytes_sent
+from atoll.wire import (
+    KEEPER,
+    Collect,
+    Key,
+    Landed,
+    Lost,
+    Membership,
+    Post,
+    Push,
+    Reduce,
+    Reply,
+    Snapshot,
+    Take,
+    bytes_sent,
+)
 
 
 @dataclass
@@ -32,11 +49,13 @@ class _Exchange:
 class Hub:
     """Where the workers of one process meet.
 
-    Args: workers: how many there are, numbered from 0.
+    Args: workers: how many there are, numbered from 0. faults: which messages get lost; none if None.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, faults: "Dropping | None" = None) -> None:
         self.workers = tuple(range(workers))
+        self.desk = Desk()
+        self._faults = faults
         self._exchanges: dict[tuple[Key, tuple[int, ...]], _Exchange] = {}
         self._to: dict[tuple[int, Key], tuple[int, ...]] = {}
         self._fingerprints: dict[int, str] = {}
@@ -60,6 +79,9 @@ class Hub:
     def post(self, me: int, post: Post) -> Key:
         """Add a contribution; the last one completes an exchange of snapshots."""
         with self._changed:
+            if post.to == (KEEPER,):
+                self.desk.hand_in(me, post, lost=me in self._dropped(post.key, (me,)))
+                return post.key
             self._to[me, post.key] = post.to
             exchange = self._exchanges.setdefault((post.key, post.to), _Exchange())
             if me not in exchange.posts:
@@ -73,6 +95,13 @@ class Hub:
     def take(self, me: int, take: Take, wait: bool) -> Landed | Lost | None:
         """The answer, computed by the last worker who comes for it."""
         with self._changed:
+            if self.desk.knows(me, take.ticket):
+                while (reply := self.desk.answer(me, take.ticket)) is None:
+                    self._check(me, take.ticket)
+                    if not wait:
+                        return None
+                    self._changed.wait()
+                return reply
             to = self._to.get((me, take.ticket))
             exchange = self._exchanges.get((take.ticket, to)) if to else None
             if to is None or exchange is None:
@@ -81,10 +110,7 @@ class Hub:
             if not exchange.answers and len(exchange.posts) == len(exchange.takes) == len(to):
                 self._combine(exchange, to)
             while not exchange.answers:
-                if self._aborted:
-                    raise GroupError(
-                        f"the group was aborted while worker {me} waited for {take.ticket}: another worker failed"
-                    )
+                self._check(me, take.ticket)
                 if not wait:
                     return None
                 self._changed.wait()
@@ -94,11 +120,29 @@ class Hub:
                 del self._exchanges[take.ticket, to]
             return answer
 
+    def collect(self, collect: Collect) -> list[Push]:
+        """What was handed in to the keeper."""
+        with self._changed:
+            return self.desk.collect(collect)
+
+    def reply(self, reply: Reply) -> None:
+        """The keeper's answer."""
+        with self._changed:
+            self.desk.reply(reply)
+            self._changed.notify_all()
+
     def abort(self) -> None:
         """Wake everyone."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
+
+    def _check(self, me: int, ticket: Key) -> None:
+        if self._aborted:
+            raise GroupError(f"the group was aborted while worker {me} waited for {ticket}: another worker failed")
+
+    def _dropped(self, key: Key, to: tuple[int, ...]) -> frozenset[int]:
+        return self._faults(key, to) if self._faults else frozenset()
 
     def _combine(self, exchange: _Exchange, to: tuple[int, ...]) -> None:
         posts = [exchange.posts[worker] for worker in to]
@@ -106,20 +150,26 @@ class Hub:
             raise GroupError(
                 f"workers {to} posted {posts[0].key} with different numbers of elements; they must train the same model"
             )
-        verdict = admit(posts[0].key, to, [header_of(post) for post in posts], posts[0].quorum)
+        key, headers = posts[0].key, [header_of(post) for post in posts]
+        verdict = admit(key, to, headers, posts[0].quorum, self._dropped(key, to))
+        norms: Sequence[float] = ()
         if isinstance(verdict, Landed):
-            verdict = replace(verdict, mean_norm=self._spread(exchange, to, verdict))
+            spread = _spread_along if posts[0].edges else self._spread
+            norms = spread(exchange, to, verdict)
+            for worker in verdict.dropped:
+                lose(exchange.posts[worker])
         for index, (worker, post) in enumerate(zip(to, posts, strict=True)):
             answer = verdict
             if isinstance(answer, Landed):
-                refused = worker not in answer.peers
-                sent = bytes_sent(post.fold, post.codec, post.source.layout, len(to), index, refused=refused)
-                answer = replace(answer, sent=sent)
+                refused, told = worker not in answer.peers, len(post.edges.tells) if post.edges else None
+                layout, members = post.source.layout, len(to)
+                sent = bytes_sent(post.fold, post.codec, layout, members, index, refused=refused, told=told)
+                answer = replace(heard(answer, post.edges), sent=sent, mean_norm=norms[index])
             exchange.answers[worker] = answer
         self._changed.notify_all()
 
-    def _spread(self, exchange: _Exchange, to: tuple[int, ...], landed: Landed) -> float:
-        """Form the mean chunk by chunk and hand it to every member. Returns its L2 norm."""
+    def _spread(self, exchange: _Exchange, to: tuple[int, ...], landed: Landed) -> Sequence[float]:
+        """Form the mean chunk by chunk and hand it to every member. Returns its L2 norm, for each."""
         accepted = [exchange.posts[worker] for worker in landed.peers]
         layout = accepted[0].source.layout
         pool = torch.empty(3, min(CHUNK, layout.numel), dtype=layout.dtype)
@@ -135,7 +185,34 @@ class Hub:
                 elif take and take.sink:
                     # a sink may overwrite what it gets; after the last one nobody needs the mean
                     take.sink(landed, start, mean if worker == to[-1] else pool[2][: stop - start].copy_(mean))
-        return squares**0.5
+        return [squares**0.5] * len(to)
+
+
+def _spread_along(exchange: _Exchange, to: tuple[int, ...], landed: Landed) -> Sequence[float]:
+    """The same where each member hears others: all means of a chunk are formed before any is handed out. Returns the
+    norm of each."""
+    layout = exchange.posts[to[0]].source.layout
+    pool = torch.empty(len(to) + 1, min(CHUNK, layout.numel), dtype=layout.dtype)
+    squares = [0.0] * len(to)
+    for start, stop in layout.chunks:
+        wires = {worker: encode(exchange.posts[worker], start, stop, pool[-1]).clone() for worker in landed.peers}
+        rounds = [heard(landed, exchange.posts[worker].edges) for worker in to]
+        for row, mine in zip(pool, rounds, strict=False):
+            total = None
+            for worker, weight in zip(mine.peers, mine.weights, strict=True):
+                codec = exchange.posts[worker].codec
+                total = accumulate(total, codec, wires[worker], weight, row[: stop - start])
+            if total is not None:
+                total.div_(sum(mine.weights))
+        for index, worker in enumerate(to):
+            mean = pool[index][: stop - start]
+            squares[index] += torch.linalg.vector_norm(mean).item() ** 2
+            source, take = exchange.posts[worker].source, exchange.takes.get(worker)
+            if isinstance(source, Snapshot):
+                source.write(start, mean)
+            elif take and take.sink:
+                take.sink(rounds[index], start, mean)
+    return [square**0.5 for square in squares]
 
 
 def finish_chunk(posts: list[Post], start: int, stop: int, pool: Tensor) -> Tensor:
@@ -150,6 +227,21 @@ def finish_chunk(posts: list[Post], start: int, stop: int, pool: Tensor) -> Tens
     result = finish(out, [post.weight for post in posts], fold)
     mean = fold.result.decode(result, out) if isinstance(fold, Reduce) else result
     return mean if mean.dtype == out.dtype else out.copy_(mean)
+
+
+class MemoryKeeper:
+    """A keeper's end of a `Hub`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def collect(self, collect: Collect) -> list[Push]:
+        """What workers handed in since the last look."""
+        return self._hub.collect(collect)
+
+    def reply(self, reply: Reply) -> None:
+        """Answer one of them."""
+        self._hub.reply(reply)
 
 
 class MemoryGroup:

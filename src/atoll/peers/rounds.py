@@ -2,20 +2,15 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from atoll.parts.codecs import exact
 from atoll.trees import CHUNK, Layout, cut
-from atoll.wire import Codec, Keep, Key, Landed, Lost, Post, Reduce, Sum
-
-ABSURD = 10.0
-"""A contribution whose norm is this many times the median of the round is refused, if at least `ENOUGH` take part."""
-ENOUGH = 4
+from atoll.wire import ABSURD, Codec, Edges, Keep, Key, Landed, Lost, Post, Reduce, Sum, absurd
 
 
 @dataclass(frozen=True)
@@ -55,19 +50,24 @@ def _norm(values: Tensor, dtype: torch.dtype) -> float:
     return norm if norm < 1e150 else math.inf * norm
 
 
-def admit(key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: float) -> Landed | Lost:
+def admit(
+    key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: float, dropped: Collection[int] = ()
+) -> Landed | Lost:
     """Which contributions count, decided alike by everyone from the same headers, before any value is used.
 
     Each is taken or refused whole: refused if its values are not finite, if its weight is not a finite number from 0,
     or, among four or more, if its norm is over ten times the median. A signal that is not finite counts as not sent.
+    `dropped` were not heard in time, and count for nothing.
     Returns: `Landed` without its mean yet, or `Lost` if the contributions that count do not exceed `quorum`, or weigh
     nothing.
     """
     finite = [header.norm for header in headers if math.isfinite(header.norm) and 0 <= header.weight < math.inf]
-    limit = ABSURD * median(finite) if len(finite) >= ENOUGH else math.inf
+    limit = absurd(finite)
     reasons: list[str] = []
     accepted: list[int] = []
     for worker, header in zip(workers, headers, strict=True):
+        if worker in dropped:
+            continue
         if not math.isfinite(header.norm):
             reasons.append(f"worker {worker} sent values that are not finite")
         elif not 0 <= header.weight < math.inf:
@@ -83,8 +83,9 @@ def admit(key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: f
     share = len(accepted) / len(workers)
     weights = tuple(by_worker[worker].weight for worker in accepted)
     if not share > quorum:
+        unheard = [f"worker {worker} was not heard" for worker in workers if worker in dropped]
         why = f"{len(accepted)} of {len(workers)} contributions count, the quorum is more than {quorum:g} of them"
-        return Lost(key, "; ".join([why, *reasons]))
+        return Lost(key, "; ".join([why, *unheard, *reasons]))
     if not sum(weights) > 0:
         return Lost(key, "; ".join([f"the weights of workers {tuple(accepted)} are all 0", *reasons]))
     sent: dict[str, list[float]] = defaultdict(list)
@@ -100,12 +101,27 @@ def admit(key: Key, workers: Sequence[int], headers: Sequence[Header], quorum: f
         tuple(by_worker[worker].norm for worker in accepted),
         weights,
         refused=tuple(reasons),
+        dropped=tuple(worker for worker in workers if worker in dropped),
     )
 
 
+def heard(landed: Landed, edges: Edges | None) -> Landed:
+    """The same round as one member hears it."""
+    if edges is None:
+        return landed
+    kept = [index for index, worker in enumerate(landed.peers) if worker in edges.hears]
+    norms, weights = ([values[index] for index in kept] for values in (landed.norms, landed.weights))
+    peers = tuple(landed.peers[index] for index in kept)
+    return replace(landed, peers=peers, norms=tuple(norms), weights=tuple(weights))
+
+
 def encode(post: Post, start: int, stop: int, scratch: Tensor) -> Tensor:
-    """The wire of one chunk of a contribution."""
-    return post.codec.encode(post.source.read(start, scratch[: stop - start]), cut(post.codec_state, start, stop))
+    """The wire of one chunk of a contribution, and its echo."""
+    values = post.source.read(start, scratch[: stop - start])
+    wire = post.codec.encode(values, cut(post.codec_state, start, stop))
+    if post.echo:
+        post.echo.flat[start:stop].copy_(post.codec.decode(wire, values))
+    return wire
 
 
 def accumulate(total: Tensor | None, codec: Codec, wire: Tensor, weight: float, out: Tensor) -> Tensor:

@@ -1,18 +1,22 @@
 """The flow: everything a worker does at a step boundary, as generators that perform no I/O.
 
-A flow yields `Post` (answered at once with its ticket) and `Take` (answered with `Landed` or `Lost`);
-`atoll.sync.drive` performs them on a group. A delta is measured before the outer step, an anchor after it, which fixes
-the order of a boundary:
+A flow yields `Post` (answered at once with its ticket) and `Take` (answered with `Landed` or `Lost`, or None by one
+that only looks); `atoll.sync.drive` performs them on a group. A delta is measured before the outer step, an anchor
+after it, which fixes the order of a boundary:
 
-    phase  what happens                                        which rules
-    0      gradients are averaged (`before`, before clipping)  due, carrying GRADIENT
-    1      what closes a round leaves                          due, carrying DELTA or LIVE
-    2      what is due comes back: outer, merge                in flight and due, oldest first
+    phase  what happens                                                which rules
+    0      gradients are averaged (`before`, before clipping)          due, carrying GRADIENT
+    1      what closes a round leaves                                  due, carrying DELTA, LIVE or BOTH
+    2      what is due comes back: estimate, outer, merge              in flight and due, oldest first, anchors first
+    3      a first round steps without a mean, if its estimate can     overlapped, eager
+    4      anchors are agreed on                                       due, carrying ANCHOR, blocking
+    5      what opens the next round leaves                            due, carrying ANCHOR, overlapped
 
-Both generators below are the whole protocol; a landing is applied chunk by chunk by `_apply`, and between the first
-and the last write of a fragment no effect is yielded. State moves in three places only: `_launch` (round counts,
-queue), `_land` (queue, updates, signals) and `_apply` (anchor, outer state, live). A round that is lost moves nothing
-but its round count: the next delta is measured from the old start and holds what was learned meanwhile.
+These generators are the whole protocol of a worker (`atoll.sync.keeping` has that of a keeper). A landing is applied
+chunk by chunk by `atoll.sync.landing`, and between the first and the last write of a fragment no effect is yielded.
+State moves in three places only: `_launch` (round counts, queue), `_land` (queue, updates, signals) and
+`landing.apply` (anchor, outer state, live). A round that is lost moves nothing but its round count: the next delta is
+measured from the old start and holds what was learned meanwhile.
 """
 
 from collections.abc import Generator
@@ -23,16 +27,21 @@ import torch
 from torch import Tensor
 
 from atoll.errors import CompositionError, ModelError
-from atoll.parts.landings import After
-from atoll.parts.merges import adopt
+from atoll.parts.estimates import eager, own
+from atoll.parts.landings import Blocking, OnArrival
 from atoll.parts.mixers import Situation, Work
-from atoll.sync.rule import Carry
-from atoll.sync.sources import DeltaSource, LiveSource, snapshot
+from atoll.sync.carry import Carry
+from atoll.sync.landing import Sink, begin, go_on_alone, make_up, sink_of
+from atoll.sync.sources import AnchorSource, BothSource, DeltaSource, LiveSource, snapshot
 from atoll.sync.state import InFlight, SyncState, Track
-from atoll.trees import Live, cut
-from atoll.wire import Event, Key, Landed, Launched, Lost, Post, Source, Take
+from atoll.trees import Live, Tree
+from atoll.wire import KEEPER, Collect, Event, Keep, Key, Landed, Launched, Lost, Post, Push, Reply, Source, Take
 
-Flow = Generator[Post | Take, Key | Landed | Lost, list[Event]]
+Effect = Post | Take | Collect | Reply
+Answer = Key | Landed | Lost | list[Push] | None
+Flow = Generator[Effect, Answer, list[Event]]
+
+CLOSING = (Carry.DELTA, Carry.LIVE, Carry.BOTH)
 
 
 def before(state: SyncState) -> Flow:
@@ -44,7 +53,7 @@ def before(state: SyncState) -> Flow:
     events: list[Event] = []
     posted: list[tuple[InFlight, Live]] = []
     for track in state.gradient_tracks():
-        if track.rule.schedule.next(state.step, track.fragment.index, state.signals) == state.step + 1:
+        if track.rule.schedule.next(state.step, track.fragment.turn, state.signals) == state.step + 1:
             layout = track.fragment.layout
             named = zip(layout.specs, track.fragment.tensors, strict=True)
             gradients = Live(layout, [_gradient(spec.name, tensor) for spec, tensor in named])
@@ -57,28 +66,57 @@ def before(state: SyncState) -> Flow:
 
 
 def boundary(state: SyncState) -> Flow:
-    """Phases 1 and 2, after the inner step that `state.step` counts."""
+    """Phases 1 to 5, after the inner step that `state.step` counts."""
     state.look_again()
     events: list[Event] = []
-    for track in state.tracks:
-        if track.due == state.step and track.rule.carry is not Carry.GRADIENT:
-            yield from _launch(state, track, _source(track), events)
-    for entry in [entry for entry in state.queue if entry.lands <= state.step]:
+    due = [track for track in state.tracks if track.due == state.step]
+    closing = [track for track in due if track.rule.carry in CLOSING and not _waits_for_reply(state, track)]
+    launched: list[InFlight] = []
+    for track in closing:
+        launched.append((yield from _launch(state, track, _source(track), events)))
+    coming = [entry for entry in state.queue if entry.lands <= state.step]
+    for entry in sorted(coming, key=lambda entry: (entry.launched, entry.track.rule.carry is not Carry.ANCHOR)):
         yield from _land(state, entry, entry.track.fragment.live, events)
+    landed = {id(entry.track) for entry in coming}
+    for entry in launched:
+        if isinstance(entry.track.rule.estimate, eager) and id(entry.track) not in landed:
+            begin(state, entry)
+            entry.track.updates += 1
+    mixing = [track for track in due if track.rule.carry is Carry.ANCHOR]
+    blocking: list[InFlight] = []
+    for track in mixing:
+        if isinstance(track.rule.landing, Blocking):
+            blocking.append((yield from _launch(state, track, _source(track), events)))
+    for entry in blocking:
+        yield from _land(state, entry, entry.track.fragment.live, events)
+    for track in mixing:
+        if not isinstance(track.rule.landing, Blocking):
+            yield from _launch(state, track, _source(track), events)
     state.plan()
     return events
 
 
 def settle(state: SyncState) -> Flow:
-    """Collect what is in flight without using it, so that a checkpoint can hold it: its step of landing stays."""
+    """Collect what is in flight without using it, so that a checkpoint can hold it: its step of landing stays.
+
+    What waits for a keeper is only looked at: it is handed in again by `resume`.
+    """
     for entry in state.queue:
         if entry.outcome is None:
-            entry.outcome = cast(Landed | Lost, (yield Take(entry.key)))
+            entry.outcome = cast(Landed | Lost | None, (yield Take(entry.key, poll=entry.track.rule.kept)))
+    return []
+
+
+def resume(state: SyncState) -> Flow:
+    """Hand in again what waited for a keeper as the checkpoint was written."""
+    for entry in state.queue:
+        if entry.outcome is None and entry.snapshot:
+            yield _post(state, entry, entry.snapshot, (KEEPER,))
     return []
 
 
 def drain(state: SyncState) -> Flow:
-    """Use everything that is in flight now: the run ends here."""
+    """Use everything that is in flight now: the run ends here. What a keeper has not answered yet is left to it."""
     state.look_again()
     events: list[Event] = []
     for entry in list(state.queue):
@@ -102,107 +140,111 @@ def _gradient(name: str, parameter: Tensor) -> Tensor:
 
 
 def _source(track: Track) -> Source:
-    fragment = track.fragment
-    if track.rule.carry is Carry.DELTA:
-        assert fragment.anchor is not None
-        return DeltaSource(fragment.anchor, fragment.live)
-    return LiveSource(fragment.live)
+    fragment, carry = track.fragment, track.rule.carry
+    if carry is Carry.LIVE:
+        return LiveSource(fragment.live)
+    assert fragment.anchor is not None
+    if carry is Carry.ANCHOR:
+        return AnchorSource(fragment.anchor)
+    return (BothSource if carry is Carry.BOTH else DeltaSource)(fragment.anchor, fragment.live)
 
 
-def _launch(
-    state: SyncState, track: Track, source: Source, events: list[Event]
-) -> Generator[Post | Take, Key | Landed | Lost, InFlight]:
+def _waits_for_reply(state: SyncState, track: Track) -> bool:
+    """Whether a keeper has not answered the last message yet: the next leaves when its turn comes again."""
+    return isinstance(track.rule.landing, OnArrival) and any(entry.track is track for entry in state.queue)
+
+
+def _launch(state: SyncState, track: Track, source: Source, events: list[Event]) -> Generator[Effect, Answer, InFlight]:
     rule, fragment = track.rule, track.fragment
-    if any(entry.track is track for entry in state.queue):
+    late = [entry for entry in state.queue if entry.track is track]
+    if late and not (isinstance(rule.estimate, eager) and late[0].lands <= state.step):
         raise CompositionError(
             f"{rule.schedule!r} closed round {track.round} of fragment {fragment.index} at step {state.step}, before "
             f"the one before it had landed by {rule.landing!r}; use a shorter delay or a longer period"
         )
     # what else lands at this boundary moves the fragment before a blocking exchange is read
     moves = any(entry.track.fragment is fragment and entry.lands <= state.step for entry in state.queue)
-    overlapped = isinstance(rule.landing, After) or (moves and rule.carry is not Carry.GRADIENT)
+    overlapped = not isinstance(rule.landing, Blocking) or rule.kept or (moves and rule.carry is not Carry.GRADIENT)
     contested = sum(other.fragment is fragment for other in state.tracks) > 1
     kept = snapshot(source, fragment.live, contested=contested) if overlapped else None
-    sent = fragment.live.copied() if track.remembers else None
     work = Work(state.work.steps - track.launched.steps, state.work.tokens - track.launched.tokens, state.work.share)
-    at = Situation(state.membership, track.round, work, state.signals, rule.codec, fragment.layout)
+    at = Situation(state.membership, track.round, work, state.signals, rule.codec, track.message)
     exchange = rule.mixer.exchange(at)
-    key = Key(track.rule_index, fragment.index, track.round, state.membership.lane)
-    yield Post(
-        key,
-        exchange.to,
-        kept or source,
-        rule.codec,
-        track.codec,
-        exchange.fold,
+    entry = InFlight(
+        Key(track.rule_index, fragment.index, track.round, state.membership.lane),
+        track,
+        state.step,
+        state.lands(track),
+        track.launched,
+        len(exchange.to),
         exchange.weight,
-        rule.quorum,
-        # only what all have met for is agreed by all
-        dict(state.own_signals) if exchange.to == state.membership.workers else {},
+        kept,
+        _remembered(track),
     )
-    entry = InFlight(key, track, state.step, state.lands(track), track.launched, kept, sent)
+    yield replace(_post(state, entry, kept or source, exchange.to), fold=exchange.fold, edges=exchange.edges)
     track.round += 1
-    track.launched = state.work
+    if not rule.kept:
+        track.launched = state.work
     state.queue.append(entry)
-    events.append(Launched(key, state.step))
+    events.append(Launched(entry.key, state.step))
     return entry
 
 
-def _land(
-    state: SyncState, entry: InFlight, live: Live, events: list[Event]
-) -> Generator[Post | Take, Key | Landed | Lost, None]:
+def _remembered(track: Track) -> Tree | None:
+    if not track.remembers:
+        return None
+    return track.fragment.live.copied() if track.rule.carry is Carry.LIVE else Tree(track.message)
+
+
+def _post(state: SyncState, entry: InFlight, source: Source, to: tuple[int, ...]) -> Post:
     track = entry.track
+    return Post(
+        entry.key,
+        to,
+        source,
+        track.rule.codec.at(entry.key.round),
+        track.codec,
+        Keep(),
+        entry.weight,
+        track.rule.quorum,
+        # only what all have met for is agreed by all
+        dict(state.own_signals) if to == state.membership.workers else {},
+        echo=entry.sent if isinstance(track.rule.estimate, eager) else None,
+    )
 
-    def aged(landed: Landed) -> Landed:
-        return replace(landed, age=state.step - entry.launched, update=track.updates + 1)
 
-    def sink(landed: Landed, start: int, mean: Tensor) -> None:
-        _apply(entry, live, state.membership.me, aged(landed), start, mean)
-
-    outcome = entry.outcome or cast(Landed | Lost, (yield Take(entry.key, None if entry.snapshot else sink)))
+def _land(state: SyncState, entry: InFlight, live: Live, events: list[Event]) -> Generator[Effect, Answer, None]:
+    track, rule = entry.track, entry.track.rule
+    sink: Sink = sink_of(state, entry, live)
+    outcome = entry.outcome
+    if outcome is None:
+        poll = isinstance(rule.landing, OnArrival)
+        answer = yield Take(entry.key, None if entry.snapshot else sink, poll=poll)
+        outcome = cast(Landed | Lost | None, answer)
+    if outcome is None:
+        return
     state.queue.remove(entry)
     if isinstance(outcome, Landed):
         if entry.snapshot:
-            for start, stop in track.fragment.layout.chunks:
+            for start, stop in track.message.chunks:
                 sink(outcome, start, entry.snapshot.tree.flat[start:stop])
-        outcome = aged(outcome)
         track.updates += 1
+        outcome = replace(outcome, age=state.step - entry.launched, update=track.updates)
         state.signals.update(outcome.signals)
-    elif track.rule.carry is not Carry.GRADIENT:
-        # the next message holds this round's work too
-        track.launched = entry.since
-    else:
+        if rule.kept:
+            track.launched = state.work
+    elif rule.carry is Carry.GRADIENT:
         # own gradients would let the replicas drift apart for good: all skip the step's gradient alike
         for start, stop in track.fragment.layout.chunks:
             live.write(start, torch.zeros(stop - start, dtype=track.fragment.layout.dtype))
-    events.append(outcome)
-
-
-def _apply(entry: InFlight, live: Live, me: int, landed: Landed, start: int, mean: Tensor) -> None:
-    """One chunk of a landing: the mean becomes a step, the step moves the anchor, and the merge moves live. `mean` is
-    overwritten.
-
-    A mean of live becomes the anchor itself, to the bit. A worker that was refused adopts the anchor whatever the
-    merge: what its live holds is what was refused.
-    """
-    track, stop = entry.track, start + len(mean)
-    rule, fragment = track.rule, track.fragment
-    if rule.carry is Carry.GRADIENT:
-        live.write(start, mean)
-        return
-    assert fragment.anchor is not None
-    anchor = fragment.anchor.flat[start:stop]
-    if rule.outer:
-        step = rule.outer.update(mean, cut(track.outer, start, stop), anchor, landed)
-        anchor.sub_(step)
+    elif isinstance(rule.estimate, own):
+        go_on_alone(state, entry, entry.snapshot or _source(track))
+        track.updates += 1
+        outcome = replace(outcome, why=f"{outcome.why}; this worker goes on with its own delta")
+    elif isinstance(rule.estimate, eager):
+        make_up(state, entry)
+        track.updates += 1
     else:
-        step = (entry.sent.flat[start:stop] if entry.sent else anchor) - mean
-        anchor.copy_(mean)
-    merge = rule.merge if me in landed.peers else adopt()
-    near = (
-        (lambda tensor: tensor)
-        if live.device == anchor.device
-        else (lambda tensor: tensor.to(live.device, non_blocking=True))
-    )
-    for view, first, last in live.segments(start):
-        merge(view, near(step[first:last]), near(anchor[first:last]))
+        # the next message holds this round's work too
+        track.launched = entry.since
+    events.append(outcome)

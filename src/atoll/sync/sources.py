@@ -1,6 +1,7 @@
 """Where a message's values come from: live tensors that stand still, or a snapshot of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -47,6 +48,34 @@ class DeltaSource:
         return out
 
 
+class AnchorSource:
+    """The anchor itself (carry ANCHOR)."""
+
+    def __init__(self, anchor: Tree) -> None:
+        self.layout: Layout = anchor.layout
+        self._anchor = anchor
+
+    def read(self, start: int, out: Tensor) -> Tensor:
+        """Copied, so that a mean written to the anchor cannot reach a message already read."""
+        return out.copy_(self._anchor.flat[start : start + len(out)])
+
+
+class BothSource:
+    """Delta and anchor, chunk beside chunk (carry BOTH)."""
+
+    def __init__(self, anchor: Tree, live: Live) -> None:
+        self.layout: Layout = replace(live.layout, parts=2)
+        self.anchor = anchor
+        self._delta = DeltaSource(anchor, live)
+
+    def read(self, start: int, out: Tensor) -> Tensor:
+        """The chunk of the delta, or that of the anchor beside it."""
+        element, part = self.layout.element(start)
+        if part == 0:
+            return self._delta.read(element, out)
+        return out.copy_(self.anchor.flat[element : element + len(out)])
+
+
 def snapshot(source: Source, live: Live, *, contested: bool = False) -> Snapshot:
     """Copy a source's values so that training can go on.
 
@@ -58,7 +87,8 @@ def snapshot(source: Source, live: Live, *, contested: bool = False) -> Snapshot
     Args: contested: whether several rules serve the fragment.
     """
     layout = source.layout
-    if live.device.type != "cuda":
+    # two values for each element are read where they stand: their rules wait anyway
+    if live.device.type != "cuda" or isinstance(source, AnchorSource | BothSource):
         tree = Tree(layout)
         for start, stop in layout.chunks:
             out = tree.flat[start:stop]

@@ -1,28 +1,45 @@
 """SyncState: the whole truth about one worker's part in a strategy. Saving and restoring it resumes bit for bit."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from atoll.errors import CheckpointError, ModelError
-from atoll.parts.landings import After
+from atoll.parts.estimates import eager
+from atoll.parts.landings import After, Blocking, OnArrival
 from atoll.parts.merges import carry_on
 from atoll.parts.mixers import Work
 from atoll.parts.schedules import NEVER
 from atoll.sync.rule import Carry, Rule, Strategy, layout_of
-from atoll.trees import Layout, Live, State, Tree, averaged_buffers, beside, digest, frozen, spec_of, trainable, whole
+from atoll.trees import (
+    Layout,
+    Live,
+    Spec,
+    State,
+    Tree,
+    averaged_buffers,
+    beside,
+    digest,
+    frozen,
+    local,
+    spec_of,
+    trainable,
+    whole,
+)
 from atoll.wire import Key, Landed, Lost, Membership, Snapshot
 
 
 @dataclass
 class Fragment:
     """Tensors that are synced together: their layout, the model's own tensors, and the anchor (None where gradients
-    are carried)."""
+    are carried). `turn`: the number of the strategy's fragment that it is, or is part of."""
 
     index: int
+    turn: int
     layout: Layout
     tensors: list[Tensor]
     live: Live
@@ -45,18 +62,25 @@ class Track:
 
     @property
     def remembers(self) -> bool:
-        """Whether live as it was sent is needed at the landing, to move live by (mean - sent)."""
+        """Whether what was sent is needed at the landing: live, to move it by (mean - sent), or the delta as the others
+        saw it, to replace it by a fresh one."""
         rule = self.rule
-        return rule.carry is Carry.LIVE and isinstance(rule.landing, After) and isinstance(rule.merge, carry_on)
+        moved = rule.carry is Carry.LIVE and isinstance(rule.landing, After) and isinstance(rule.merge, carry_on)
+        return moved or isinstance(rule.estimate, eager)
+
+    @property
+    def message(self) -> Layout:
+        """The layout of what is sent."""
+        return message(self.rule, self.fragment.layout)
 
 
 @dataclass
 class InFlight:
     """An exchange between launch and landing.
 
-    `since`: the work done when the round before it left, which counts again if this one is lost. `sent`: live as it
-    was sent, where the track remembers it. `outcome` is set when it has been collected ahead of its step (for a
-    checkpoint).
+    `since`: the work done when the round before it left, which counts again if this one is lost. `sent`: what was sent,
+    where the track remembers it. `members`: how many were to meet; `weight`: of this contribution. `outcome` is set
+    when it has been collected ahead of its step (for a checkpoint).
     """
 
     key: Key
@@ -64,6 +88,8 @@ class InFlight:
     launched: int
     lands: int
     since: Work
+    members: int
+    weight: float
     snapshot: Snapshot | None
     sent: Tree | None = None
     outcome: Landed | Lost | None = None
@@ -90,19 +116,19 @@ class SyncState:
         # a mask of infinities has no mean; like an integer buffer it stays as it is
         buffers = {name: buffer for name, buffer in averaged_buffers(self.model).items() if buffer.isfinite().all()}
         specs = tuple(spec_of(name, tensor) for name, tensor in tensors.items())
-        fragments = self.strategy.divide(specs)
+        parts = self.strategy.parts(specs)
         anchored = any(rule.carry is not Carry.GRADIENT for rule in self.strategy.rules)
         self.fragments = [
-            _fragment(index, layout_of(specs, names), [tensors[name] for name in names], anchored)
-            for index, names in enumerate(fragments)
+            _fragment(index, turn, layout_of(specs, names), [tensors[name] for name in names], anchored)
+            for index, (turn, names) in enumerate(parts)
         ]
         self._buffers_at = -1
         rules = [(rule, list(self.fragments)) for rule in self.strategy.rules]
         buffer_rule = self.strategy.buffer_rule()
         if buffers and buffer_rule:
-            self._buffers_at = len(fragments)
+            self._buffers_at = len(parts)
             layout = Layout.of(spec_of(name, buffer) for name, buffer in buffers.items())
-            self.fragments.append(_fragment(len(fragments), layout, list(buffers.values()), anchored=True))
+            self.fragments.append(_fragment(len(parts), 0, layout, list(buffers.values()), anchored=True))
             rules.append((buffer_rule, self.fragments[-1:]))
         self.tracks = [
             Track(
@@ -110,11 +136,11 @@ class SyncState:
                 rule,
                 fragment,
                 rule.outer.init(fragment.layout) if rule.outer else {},
-                rule.codec.init(fragment.layout),
+                rule.codec.init(message(rule, fragment.layout)),
             )
             for index, (rule, served) in enumerate(rules)
             for fragment in served
-            if rule.only is None or fragment.index in rule.only
+            if rule.only is None or fragment.turn in rule.only
         ]
         self.fingerprint = self._fingerprint(specs)
         self.plan()
@@ -132,10 +158,14 @@ class SyncState:
         """Set when each track is next due, and the first step at which anything is: until then `after_step` has
         nothing to do."""
         for track in self.tracks:
-            index = track.fragment.index if track.rule_index < len(self.strategy.rules) else 0
-            track.due = track.rule.schedule.next(self.step, index, self.signals)
+            track.due = track.rule.schedule.next(self.step, track.fragment.turn, self.signals)
         due = [track.due for track in self.tracks if track.rule.carry is not Carry.GRADIENT]
-        self.due = min(due + [entry.lands for entry in self.queue], default=NEVER)
+        self.due = min(due + [max(entry.lands, self.step + 1) for entry in self.queue], default=NEVER)
+
+    def note(self, signals: Mapping[str, float]) -> None:
+        """Take up signals that need no agreement: all workers hold them alike, or they are this worker's own."""
+        self.signals.update(signals)
+        self.plan()
 
     def look_again(self) -> None:
         """Find live tensors again that have another place in memory than when they were last seen: a module may
@@ -160,34 +190,47 @@ class SyncState:
                 fragment.live = Live(fragment.layout, fragment.tensors)
 
     def lands(self, track: Track) -> int:
-        """The step at which an exchange of this track that leaves now is used."""
-        return self.step + (track.rule.landing.steps if isinstance(track.rule.landing, After) else 0)
+        """The step at which an exchange of this track that leaves now is used, or first looked for."""
+        match track.rule.landing:
+            case After(steps):
+                return self.step + steps
+            case OnArrival():
+                return self.step + 1
+            case Blocking():
+                return self.step
 
-    def shared(self) -> Iterator[tuple[str, Tensor]]:
+    def shared(self, anchors: Sequence[Tree | None] | None = None) -> Iterator[tuple[str, Tensor]]:
         """The shared model by name: anchors where the strategy has them, else live; frozen parameters and local
         buffers as they are.
+
+        Args: anchors: by fragment, where the shared model is not this worker's: see `atoll.sync.shared`.
 
         On an island of several lanes, tensors are whole again as `DTensor`s over the lanes.
         """
         placed = {spec.name for fragment in self.fragments for spec in fragment.layout.specs}
         unplaced = frozen(self.model) | averaged_buffers(self.model)
         yield from ((name, tensor) for name, tensor in unplaced.items() if name not in placed)
-        for fragment in self.fragments:
-            anchored = (
-                fragment.anchor.named() if fragment.anchor else ((spec.name, None) for spec in fragment.layout.specs)
-            )
-            for (name, anchor), live in zip(anchored, fragment.tensors, strict=True):
-                yield name, live if anchor is None else beside(anchor, live)
+        for fragment, anchor in zip(self.fragments, anchors or self.anchors(), strict=True):
+            anchored = anchor.named() if anchor else ((spec.name, None) for spec in fragment.layout.specs)
+            for (name, values), live in zip(anchored, fragment.tensors, strict=True):
+                yield name, live if values is None else beside(values, live)
 
-    def digest(self) -> str:
+    def anchors(self) -> list[Tree | None]:
+        """This worker's anchors by fragment."""
+        return [fragment.anchor for fragment in self.fragments]
+
+    def digest(self, anchors: Sequence[Tree | None] | None = None) -> str:
         """sha256 of the shared model (collective over an island's lanes)."""
-        return digest(self.shared(), whole)
+        return digest(self.shared(anchors), whole)
 
-    def _fingerprint(self, specs: tuple[object, ...]) -> str:
-        """What peers must have in common: the strategy, and the model's names, shapes, dtypes and values, frozen ones
-        included."""
+    def _fingerprint(self, specs: tuple[Spec, ...]) -> str:
+        """What peers must have in common: the strategy, and the model's names, shapes and values, frozen ones included.
+
+        Live may have another dtype on each: anchors are of one, and messages with them.
+        """
         values = dict(trainable(self.model)) | frozen(self.model) | averaged_buffers(self.model)
-        return sha256(f"{self.strategy!r};{specs!r};{digest(values)}".encode()).hexdigest()[:16]
+        form = [replace(spec, dtype=torch.promote_types(spec.dtype, torch.float32)) for spec in specs]
+        return sha256(f"{self.strategy!r};{form!r};{digest(values, _wide)}".encode()).hexdigest()[:16]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the state by a name that is stable across runs, by reference."""
@@ -207,7 +250,7 @@ class SyncState:
 
     def meta(self) -> dict[str, Any]:
         """Everything of the state that is not a tensor, as JSON-able values. Exchanges in flight must have been
-        collected (`settle`)."""
+        collected (`settle`), but for those that wait for a keeper, which are handed in again."""
         return {
             "strategy": repr(self.strategy),
             "model": self._form(),
@@ -220,6 +263,8 @@ class SyncState:
                     "launched": entry.launched,
                     "lands": entry.lands,
                     "since": list(entry.since),
+                    "members": entry.members,
+                    "weight": entry.weight,
                     "landed": isinstance(entry.outcome, Landed),
                 }
                 | {"outcome": asdict(entry.outcome) if entry.outcome else None}
@@ -269,22 +314,37 @@ class SyncState:
 
 def _taken_up(saved: Mapping[str, Any], track: Track, key: Key) -> InFlight:
     """An exchange in flight as it was saved, its tensors still to be filled."""
-    record: dict[str, Any] = dict(saved["outcome"]) | {"key": key}
-    if saved["landed"]:
-        record |= {name: tuple(record[name]) for name in ("peers", "norms", "weights", "refused")}
-    layout = track.fragment.layout
+    outcome: Landed | Lost | None = None
+    if saved["outcome"]:
+        record: dict[str, Any] = dict(saved["outcome"]) | {"key": key}
+        if saved["landed"]:
+            record |= {name: tuple(record[name]) for name in ("peers", "norms", "weights", "refused", "dropped")}
+        outcome = Landed(**record) if saved["landed"] else Lost(**record)
     return InFlight(
         key,
         track,
         saved["launched"],
         saved["lands"],
         Work(*saved["since"]),
-        Snapshot(Tree(layout)),
-        Tree(layout) if track.remembers else None,
-        Landed(**record) if saved["landed"] else Lost(**record),
+        saved["members"],
+        saved["weight"],
+        Snapshot(Tree(track.message)),
+        Tree(track.message) if track.remembers else None,
+        outcome,
     )
 
 
-def _fragment(index: int, layout: Layout, tensors: list[Tensor], anchored: bool) -> Fragment:
+def message(rule: Rule, layout: Layout) -> Layout:
+    """The layout of what a rule sends of a fragment."""
+    return replace(layout, parts=2) if rule.carry is Carry.BOTH else layout
+
+
+def _fragment(index: int, turn: int, layout: Layout, tensors: list[Tensor], anchored: bool) -> Fragment:
     live = Live(layout, tensors)
-    return Fragment(index, layout, tensors, live, live.copied() if anchored else None)
+    return Fragment(index, turn, layout, tensors, live, live.copied() if anchored else None)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """This lane's values in the dtype of an anchor."""
+    values = local(tensor)
+    return values.to(torch.promote_types(values.dtype, torch.float32)) if values.is_floating_point() else values

@@ -1,6 +1,6 @@
 """Synchronizer: what a training loop calls."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -10,7 +10,9 @@ from atoll.parts.mixers import Work
 from atoll.sync.drive import drive
 from atoll.sync.flow import Flow, before, boundary, drain
 from atoll.sync.rule import Strategy
+from atoll.sync.shared import Sharing
 from atoll.sync.state import SyncState
+from atoll.trees import Tree
 from atoll.wire import Event, PeerGroup
 
 
@@ -79,12 +81,20 @@ class Synchronizer:
     @contextmanager
     def shared_weights(self) -> Generator[nn.Module]:
         """Lend the model with the shared weights in place of live ones; live comes back when the block ends, whatever
-        happens in it."""
+        happens in it. All workers must ask together where each has anchors of its own (gossip, eager)."""
+        sharing = Sharing(self.state)
+        drive(sharing.flow(), self.group)
+        with self.lent(sharing.anchors) as model:
+            yield model
+
+    @contextmanager
+    def lent(self, anchors: Sequence[Tree | None]) -> Generator[nn.Module]:
+        """The same with anchors that are there already, by fragment."""
         self.state.look_again()
         lent = [
-            (fragment.live, fragment.anchor, fragment.live.copied())
-            for fragment in self.state.fragments
-            if fragment.anchor
+            (fragment.live, anchor, fragment.live.copied())
+            for fragment, anchor in zip(self.state.fragments, anchors, strict=True)
+            if anchor
         ]
         try:
             for live, anchor, _ in lent:

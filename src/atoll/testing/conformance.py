@@ -21,7 +21,7 @@ from atoll.parts.mixers import Exchange, Mixer, Situation, Work
 from atoll.parts.outers import Outer
 from atoll.testing.groups import check_peer_group
 from atoll.trees import Layout, Spec, State, cut
-from atoll.wire import Codec, Key, Landed, Membership
+from atoll.wire import Codec, Keep, Key, Landed, Membership
 
 __all__ = ["check_codec", "check_mixer", "check_outer", "check_peer_group"]
 
@@ -156,8 +156,8 @@ def check_mixer(mixer: Mixer) -> None:
     """Assert that all members derive the same meetings from a mixer, and that mixing keeps the mean.
 
     For up to six workers and several rounds: asked twice, `exchange` answers the same; all who meet agree on who they
-    are and on the fold; weights are finite and not negative; among workers that did the same work, the mean over all
-    workers is the same before and after.
+    are, on the fold, and on who hears whom; weights are finite and not negative; among workers that did the same work,
+    the mean over all workers is the same before and after, and all get the same if the mixer says that it agrees.
     """
     layout, work = _layout(1000, torch.float32), Work(steps=10, tokens=640)
     for count, round_ in itertools.product(range(1, 7), range(5)):
@@ -174,13 +174,29 @@ def check_mixer(mixer: Mixer) -> None:
             for other in meeting.to:
                 theirs = meetings[other]
                 assert (theirs.to, theirs.fold) == (meeting.to, meeting.fold), f"{what}: worker {other} sees {theirs}"
+            _check_edges(meetings, me, what)
         before = [worker * worker - 3.0 * worker for worker in workers]
         after = [_mixed(meetings, meeting, before) for meeting in meetings.values()]
         kept = math.isclose(sum(after), sum(before), rel_tol=1e-12, abs_tol=1e-12)
         what = f"{mixer!r} of {count} workers in round {round_}"
         assert kept, f"{what} moves the mean from {sum(before) / count} to {sum(after) / count}"
+        assert not mixer.agrees or len(set(after)) == 1, f"{what} says that all agree, but they get {after}"
+
+
+def _hears(meeting: Exchange) -> tuple[int, ...]:
+    return meeting.to if meeting.edges is None else meeting.edges.hears
+
+
+def _check_edges(meetings: dict[int, Exchange], me: int, what: str) -> None:
+    meeting, heard = meetings[me], _hears(meetings[me])
+    listeners = {other for other in meeting.to if other != me and me in _hears(meetings[other])}
+    told = set(meeting.to) - {me} if meeting.edges is None else set(meeting.edges.tells)
+    assert meeting.edges is None or isinstance(meeting.fold, Keep), f"{what}: edges need Keep, not {meeting.fold}"
+    assert me in heard, f"{what}: it does not count itself among {heard}"
+    assert list(heard) == sorted(set(heard) & set(meeting.to)), f"{what}: it hears {heard} in a meeting of {meeting.to}"
+    assert told == listeners, f"{what}: it tells {sorted(told)}, but {sorted(listeners)} expect to hear it"
 
 
 def _mixed(meetings: dict[int, Exchange], meeting: Exchange, values: list[float]) -> float:
-    weights = {worker: meetings[worker].weight for worker in meeting.to}
-    return sum(weights[worker] * values[worker] for worker in meeting.to) / sum(weights.values())
+    weights = {worker: meetings[worker].weight for worker in _hears(meeting)}
+    return sum(weights[worker] * values[worker] for worker in weights) / sum(weights.values())

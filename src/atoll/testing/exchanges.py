@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from atoll.parts.codecs import cast, exact
+from atoll.sync.flow import Answer, Effect
 from atoll.trees import Layout, Spec, Tree
 from atoll.wire import Codec, Fold, Key, Landed, Lost, Membership, Post, Reduce, Snapshot, Take
 
-Answer = Generator[Post | Take, Key | Landed | Lost, tuple[Landed | Lost, Tensor]]
+Script = Generator[Effect, Answer, tuple[Landed | Lost, Tensor]]
 HALF = cast(torch.float16)
 
 
@@ -104,14 +105,14 @@ class Member:
         signals = {name: value + self.me for name, value in case.signals.items()}
         return Post(key, to or self.everyone, source, case.codec, {}, case.fold, weight, case.quorum, signals), source
 
-    def exchange(self, case: Case, to: tuple[int, ...] | None = None) -> Answer:
+    def exchange(self, case: Case, to: tuple[int, ...] | None = None) -> Script:
         """The whole of one exchange: the answer, and what was written (the values sent, if nothing was)."""
         post, source = self.post(case, to)
         key = yield post
         assert key == post.key, f"a post of {post.key} was answered with the ticket {key}"
         return (yield from self.taken(post, source))
 
-    def taken(self, post: Post, source: "Held | Snapshot") -> Answer:
+    def taken(self, post: Post, source: "Held | Snapshot") -> Script:
         outcome = yield Take(post.key, source.sink if isinstance(source, Held) else None)
         assert isinstance(outcome, Landed | Lost)
         assert outcome.key == post.key

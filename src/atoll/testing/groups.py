@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.errors import GroupError
 from atoll.parts.codecs import exact
 from atoll.sync.drive import drive
-from atoll.sync.flow import Flow
+from atoll.sync.flow import Answer, Effect, Flow
 from atoll.testing.exchanges import HALF, Case, Held, Member
 from atoll.trees import CHUNK, Tree
 from atoll.wire import (
@@ -143,7 +143,7 @@ def _long(member: Member) -> Flow:
     return []
 
 
-def _counted(member: Member, case: Case) -> Generator[Post | Take, Key | Landed | Lost, None]:
+def _counted(member: Member, case: Case) -> Generator[Effect, Answer, None]:
     everyone = member.everyone
     post, source = member.post(case)
     yield post

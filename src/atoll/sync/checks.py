@@ -1,0 +1,263 @@
+"""Compositions that cannot work, each with a sentence: what was asked, why it cannot work, what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+from atoll.parts.codecs import error_feedback, exact, random_mask
+from atoll.parts.estimates import as_landed, eager
+from atoll.parts.keepers import keeper
+from atoll.parts.landings import After, Blocking, OnArrival
+from atoll.parts.merges import adopt, carry_on, leave
+from atoll.parts.mixers import Mixer, by_tokens, weighted
+from atoll.parts.momentum import consensus_momentum
+from atoll.parts.outers import Outer
+from atoll.parts.schedules import NEVER, matched
+from atoll.sync.carry import Carry
+from atoll.trees import Layout, Spec
+from atoll.wire import Sum
+
+if TYPE_CHECKING:
+    from atoll.sync.rule import Rule
+
+ROUNDS = 100
+"""Rounds of a schedule that are looked at when a rule is made."""
+
+Complaints = list[tuple[bool, str]]
+
+
+def nested(mixer: Mixer) -> Iterator[Mixer]:
+    """A mixer, the one it holds, and so on."""
+    yield mixer
+    held = getattr(mixer, "mixer", None)
+    if held is not None:
+        yield from nested(held)
+
+
+def due(rule: Rule) -> list[int]:
+    """The first `ROUNDS` steps at which a rule is due for fragment 0 (without signals)."""
+    steps = [rule.schedule.next(0, 0, {})]
+    while steps[-1] < NEVER and len(steps) < ROUNDS:
+        steps.append(rule.schedule.next(steps[-1], 0, {}))
+    return steps
+
+
+def impossible(rule: Rule) -> Complaints:
+    """(whether it is so, the sentence) for everything that can be wrong with one rule."""
+    return [*_messages(rule), *_landings(rule), *_kept(rule)]
+
+
+def _messages(rule: Rule) -> Complaints:
+    gradient, name = rule.carry is Carry.GRADIENT, rule.carry.name
+    mixers = list(nested(rule.mixer))
+    return [
+        (
+            rule.steps_by_delta and rule.outer is None and not rule.kept,
+            f"a rule carrying {name} was given no outer optimizer, so nothing would move its anchor; write "
+            "outer=sgd(1.0) for plain averaging or outer=nesterov(0.7, 0.9)",
+        ),
+        (
+            not rule.steps_by_delta and rule.outer is not None,
+            f"a rule carrying {name} was given outer={rule.outer!r}, but only deltas are outer gradients; leave outer "
+            "out, or carry DELTA",
+        ),
+        (
+            gradient and (not isinstance(rule.landing, Blocking) or not isinstance(rule.merge, leave)),
+            f"a rule carrying GRADIENT was given landing={rule.landing!r} and merge={rule.merge!r}, but gradients are "
+            "averaged in place before the inner step; write landing=Blocking(), merge=leave()",
+        ),
+        (
+            rule.steps_by_delta and isinstance(rule.merge, carry_on),
+            "carry_on() with DELTA would count this worker's own progress twice, once in live and once in the mean; "
+            "write adopt() or blend(alpha)",
+        ),
+        (
+            rule.carry is Carry.LIVE and isinstance(rule.landing, Blocking) and isinstance(rule.merge, carry_on),
+            "carry_on() with a blocking LIVE rule would count this worker's own progress twice, once in live and once "
+            "in the mean; write adopt(), or landing=After(n) to keep the steps taken meanwhile",
+        ),
+        (
+            any(isinstance(getattr(mixer, "fold", None), Sum) for mixer in mixers) and rule.codec != exact(),
+            f"all_mean(Sum()) was given codec={rule.codec!r}, but a backend's own all-reduce adds values as they are; "
+            "write codec=exact(), or all_mean(Reduce(...)) to send less",
+        ),
+        (
+            gradient and any(isinstance(mixer, weighted) and mixer.by == by_tokens() for mixer in mixers),
+            "by_tokens() was to weigh gradients, but the tokens of a step are counted after it, so the first would "
+            "weigh nothing; write weighted(by_share(), ...)",
+        ),
+        (
+            rule.carry is Carry.BOTH and not _pulls(rule.outer),
+            f"a rule carrying BOTH was given outer={rule.outer!r}, which has no use for the others' anchors; write "
+            "outer=consensus_momentum(lr, momentum, pull), or carry DELTA and send half",
+        ),
+        (
+            rule.carry is not Carry.BOTH and _pulls(rule.outer),
+            f"{rule.outer!r} pulls towards the others' anchors, but a rule carrying {name} does not send them; write "
+            "carry=Carry.BOTH",
+        ),
+        (
+            rule.carry in (Carry.LIVE, Carry.ANCHOR) and _drops(rule),
+            f"a rule carrying {name} was given codec={rule.codec!r}, which leaves out values, but a parameter that was "
+            "left out is not zero; write codec=random_mask(...), of which all send the same part, or carry DELTA",
+        ),
+        (
+            not 0 <= rule.quorum < 1,
+            f"quorum was {rule.quorum}, but it is the part of the contributions that must be exceeded; give 0 <= "
+            "quorum < 1",
+        ),
+    ]
+
+
+def _pulls(outer: Outer | None) -> bool:
+    """Whether an outer optimizer, or the one it holds, uses the others' anchors."""
+    return isinstance(outer, consensus_momentum) or (outer is not None and _pulls(getattr(outer, "outer", None)))
+
+
+def _drops(rule: Rule) -> bool:
+    """Whether a codec leaves out values, and each worker others: seen by what it makes of values of about one size."""
+    if isinstance(rule.codec, random_mask):
+        return False
+    values = torch.linspace(0.9, 1.0, 1024)
+    layout = Layout.of([Spec("values", (1024,), (1,), torch.float32)])
+    seen = rule.codec.decode(rule.codec.encode(values, rule.codec.init(layout)), values)
+    return not bool((seen != 0).all())
+
+
+def _landings(rule: Rule) -> Complaints:
+    delay = rule.landing.steps if isinstance(rule.landing, After) else 0
+    steps = due(rule)
+    gap = min((later - earlier for earlier, later in pairwise(steps)), default=NEVER)
+    blocking = isinstance(rule.landing, Blocking)
+    # what is landed at a boundary before the next leaves may be as old as the period
+    whole_period = rule.carry is Carry.ANCHOR or isinstance(rule.estimate, eager)
+    return [
+        (
+            isinstance(rule.landing, After)
+            and isinstance(rule.merge, adopt)
+            and not isinstance(rule.estimate, eager)
+            and not rule.kept,
+            f"{rule.landing!r} with adopt() would throw away the inner steps taken while the exchange is in flight; "
+            "write merge=blend(0.5), or blend(0.0) to throw them away on purpose",
+        ),
+        (
+            delay > gap or (delay == gap and not whole_period),
+            f"{rule.landing!r} is as long as the {gap} inner steps between two rounds of {rule.schedule!r}, so a round "
+            "would land after the next has left; use a shorter delay or a longer period, or estimate=eager() and "
+            "merge=adopt(), which makes up for it",
+        ),
+        (
+            isinstance(rule.estimate, eager) and blocking,
+            "eager() was given landing=Blocking(), but it makes up for results that are a round late, and a blocking "
+            "one never is; write landing=After(period), or estimate=as_landed()",
+        ),
+        (
+            isinstance(rule.estimate, eager) and not blocking and not (delay == gap and isinstance(rule.merge, adopt)),
+            f"eager() was given {rule.landing!r} and {rule.merge!r} on {rule.schedule!r}, but it joins a mean with the "
+            f"delta of the round that closes as it lands; write landing=After({gap}), merge=adopt()",
+        ),
+        (
+            not isinstance(rule.estimate, as_landed) and rule.carry in (Carry.LIVE, Carry.ANCHOR, Carry.GRADIENT),
+            f"estimate={rule.estimate!r} makes an outer gradient, but a rule carrying {rule.carry.name} has none; "
+            "leave it out, or carry DELTA",
+        ),
+        (
+            rule.carry is Carry.BOTH and not blocking,
+            f"a rule carrying BOTH was given {rule.landing!r}, but delta and anchor belong to one moment; write "
+            "landing=Blocking()",
+        ),
+        (
+            rule.carry is Carry.ANCHOR and blocking and not isinstance(rule.merge, adopt),
+            f"a blocking rule carrying ANCHOR was given merge={rule.merge!r}, but live starts the next round from the "
+            "mixed anchor; write merge=adopt()",
+        ),
+        (
+            rule.carry is Carry.ANCHOR and not blocking and not isinstance(rule.merge, leave | carry_on),
+            f"an overlapped rule carrying ANCHOR was given merge={rule.merge!r}, which would undo inner steps; write "
+            "merge=leave(), or carry_on() to move live along",
+        ),
+    ]
+
+
+def _kept(rule: Rule) -> Complaints:
+    arriving = isinstance(rule.landing, OnArrival)
+    return [
+        (
+            rule.kept and rule.outer is not None,
+            f"both the keeper and the worker were given an outer optimizer ({rule.outer!r}), so a step would be taken "
+            "twice; give it to the keeper alone: outer=None",
+        ),
+        (
+            any(isinstance(mixer, keeper) for mixer in nested(rule.mixer)) and not rule.kept,
+            f"{rule.mixer!r} wraps a keeper, which weighs and combines by itself; write mixer=keeper(..., weigh=...)",
+        ),
+        (
+            rule.kept and rule.carry not in (Carry.DELTA, Carry.LIVE),
+            f"a keeper was to be sent {rule.carry.name}, but it makes outer gradients of deltas or of live parameters; "
+            "carry DELTA or LIVE",
+        ),
+        (
+            rule.kept and isinstance(rule.codec, error_feedback),
+            f"a rule with a keeper was given codec={rule.codec!r}, whose memory could not be told whether a "
+            "contribution counted in time; write the inner codec alone",
+        ),
+        (
+            rule.kept and not isinstance(rule.merge, adopt),
+            f"a rule with a keeper was given merge={rule.merge!r}, but what comes back is the keeper's anchor; write "
+            "merge=adopt()",
+        ),
+        (
+            rule.kept and isinstance(rule.landing, After),
+            f"a rule with a keeper was given {rule.landing!r}, but a keeper answers when it can; write "
+            "landing=OnArrival(), or Blocking() to wait for it",
+        ),
+        (
+            rule.kept and arriving and rule.carry is Carry.DELTA,
+            "a rule with a keeper carries DELTA and lands OnArrival(), so the steps taken meanwhile would be thrown "
+            "away unseen; write landing=Blocking(), or carry LIVE",
+        ),
+        (
+            isinstance(rule.schedule, matched) and not rule.kept,
+            f"{rule.schedule!r} lets each worker count by its own speed, but a meeting needs all of them at one count; "
+            f"write every({getattr(rule.schedule, 'period', 1)}), or mixer=keeper(...)",
+        ),
+        (
+            arriving and not rule.kept,
+            "OnArrival() was given to a rule without a keeper, so workers would use the same mean at different steps "
+            "and no longer agree; write landing=After(n)",
+        ),
+    ]
+
+
+def impossible_together(rules: Sequence[Rule]) -> Complaints:
+    """(whether it is so, the sentence) for what can be wrong with rules that serve one model."""
+    kept = [rule for rule in rules if rule.kept]
+    steppers = [rule for rule in rules if rule.steps_by_delta]
+    mixed_late = [
+        rule
+        for rule in rules
+        if rule.carry is Carry.ANCHOR and isinstance(rule.landing, After) and isinstance(rule.merge, leave)
+    ]
+    return [
+        (
+            bool(kept) and len(kept) < len(rules),
+            "a keeper holds the anchors, but other rules were to move them too; let all rules have the keeper, or none",
+        ),
+        (
+            any(not _lands_with(rule, other) for rule in mixed_late for other in steppers),
+            "an overlapped rule carrying ANCHOR with leave() must land at the very step at which the deltas are taken, "
+            "or they would hold what the mixing moved; write landing=After(period) on the same schedule, or "
+            "merge=carry_on() to land in between",
+        ),
+    ]
+
+
+def _lands_with(mixing: Rule, stepping: Rule) -> bool:
+    assert isinstance(mixing.landing, After)
+    closes = set(due(stepping))
+    last = max(closes)
+    return all(step + mixing.landing.steps in closes for step in due(mixing) if step + mixing.landing.steps <= last)

@@ -94,8 +94,8 @@ def figures(numel: int = 25_000_000, turns: int = 7, scratch_turns: int = 1) -> 
         yield from _beside_hivemind(values, turns)
     finally:
         torch.set_num_threads(threads_before)
-    for name, codec in CODECS.items():
-        chunks = [_scratch(codec, numel) for _ in range(scratch_turns)]
+    for name in CODECS:
+        chunks = [_scratch(name, numel) for _ in range(scratch_turns)]
         yield Figure(f"{name}, scratch", chunks, "chunks", most=SCRATCH)
 
 
@@ -136,18 +136,18 @@ def _hivemind(values: Tensor) -> dict[str, Callable[[], None]]:
     return {type(codec).__name__: action(codec) for codec in each}
 
 
-def _scratch(codec: Codec, numel: int) -> float:
-    command = [sys.executable, "-m", "bench.codecs", repr(codec), str(numel)]
+def _scratch(name: str, numel: int) -> float:
+    command = [sys.executable, "-m", "bench.codecs", name, str(numel)]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def child(codec: Codec, numel: int) -> float:
+def child(name: str, numel: int) -> float:
     """By how many chunks this process grows while everything is encoded and decoded."""
     torch.set_num_threads(1)
-    Coded(codec, torch.ones(CHUNK)[:4096]).both()  # loads all code
-    coded = Coded(codec, torch.randn(numel))
+    coded = Coded(CODECS[name], torch.randn(numel))
     for state in coded.state.values():
-        state.fill_(0)
+        state.fill_(0)  # all of its memory is there before it is measured
+    Coded(CODECS[name], coded.values[:4096]).both()  # loads all code
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = memory._resident("VmRSS")
@@ -156,4 +156,4 @@ def child(codec: Codec, numel: int) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(child(eval(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(child(sys.argv[1], int(sys.argv[2]))))

@@ -190,10 +190,10 @@ def test_a_keeper_that_waits_for_all_equal_workers_is_streaming_with_a_delay_of_
     [
         (1, 0, [(4, [4.0]), (8, [3.0]), (8, [40.0])]),
         (1, 1, [(5, [4.0]), (8, [2.0, 40.0])]),
-        (1, 3, [(7, [4.0]), (8, [8.0, 40.0])]),
-        (1, 9, [(8, [8.0, 40.0])]),
-        (2, 0, [(8, [8.0, 40.0])]),
-        (2, 1, [(8, [8.0, 40.0])]),
+        (1, 3, [(7, [4.0])]),
+        (1, 9, [(8, [4.0, 40.0])]),
+        (2, 0, [(8, [4.0, 40.0])]),
+        (2, 1, [(8, [4.0, 40.0])]),
     ],
 )
 def test_a_round_closes_at_its_quorum_and_grace_or_when_all_have_joined(
@@ -201,8 +201,8 @@ def test_a_round_closes_at_its_quorum_and_grace_or_when_all_have_joined(
 ) -> None:
     """Paces 1 and 1/2, period 4, an anchor that stays at 0: worker 0 pushes in ticks 4 and 8, worker 1 in tick 8.
 
-    Worker 0's second push holds the steps since the reply to its first put it back to 0, and without one, all eight: a
-    reply made in tick 4 is used in tick 5, one made in tick 7 in tick 8, after the push. A second push stands for both.
+    Worker 0's second push holds the steps since the reply to its first put it back to 0, used in the tick after the
+    round closed. It does not leave before: not while the first waits, nor in tick 8 with a reply made in tick 7.
     """
     now = 0
     closed: list[tuple[int, list[float]]] = []
@@ -220,6 +220,20 @@ def test_a_round_closes_at_its_quorum_and_grace_or_when_all_have_joined(
     assert closed == rounds
 
 
+def test_the_grace_runs_from_the_quorum_and_not_from_the_last_to_join() -> None:
+    """Pushes in tick 4 at pace one and in tick 8 at a half; the third worker's would come in tick 16."""
+    closed: list[list[float]] = []
+
+    def spy(deltas: list[Tensor], weights: list[float]) -> Tensor:
+        closed.append([delta.item() for delta in deltas])
+        return deltas[0]
+
+    for ticks, want in [(8, []), (9, [[4.0, 40.0]])]:
+        paces = [WHOLE, HALF, Fraction(1, 4)]
+        decoupled(ALONE, walk(1.0, 10.0, 100.0), workers=3, paces=paces, steps=ticks, grace=5, merge=spy)
+        assert closed == want
+
+
 def test_a_push_weighs_its_tokens_times_tokens_a_step_since_the_last_reply() -> None:
     """Worker 0 counts 4 steps up to its first push, then 3 (the step before a reply is used is not counted); worker 1,
     at half the pace, 4 up to the push of tick 8 and 3 up to that of tick 16. w = tokens² / steps, 5 tokens a step."""
@@ -234,9 +248,9 @@ def test_a_push_weighs_its_tokens_times_tokens_a_step_since_the_last_reply() -> 
     assert weighed == [[20 * 20 / 4], [15 * 15 / 3], [20 * 20 / 4], [75.0], [75.0], [75.0]]
 
 
-def test_what_is_due_leaves_before_a_reply_is_used() -> None:
-    """At a period of one, outer SGD at one: the push of tick 2 leaves with both steps, then tick 1's reply, -1, takes
-    the second away again; from there the worker walks one step in two ticks."""
+def test_a_worker_pushes_again_only_after_it_has_used_the_reply_to_its_last_push() -> None:
+    """At a period of one, outer SGD at one: the reply to tick 1's push, -1, takes away tick 2's step, in which nothing
+    leaves; so the worker walks one step in two ticks."""
     weighed: list[float] = []
 
     def spy(deltas: list[Tensor], weights: list[float]) -> Tensor:
@@ -257,8 +271,8 @@ def test_what_is_due_leaves_before_a_reply_is_used() -> None:
         )
         return shared.item(), live.item()
 
-    assert [after(ticks) for ticks in range(1, 7)] == [(-1, -1), (-2, -1), (-2, -2), (-3, -2), (-3, -3), (-4, -3)]
-    assert weighed == [1, 2, 1, 1, 1, 1]
+    assert [after(ticks) for ticks in range(1, 7)] == [(-1, -1)] * 2 + [(-2, -2)] * 2 + [(-3, -3)] * 2
+    assert weighed == [1, 1, 1]
 
 
 # Merges of weighted deltas

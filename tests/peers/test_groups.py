@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -18,12 +19,12 @@ import torch.distributed as dist
 from atoll.errors import GroupError, UsageError
 from atoll.peers.memory import Hub
 from atoll.peers.torchdist import TorchGroup
-from atoll.sync.drive import take_turns
+from atoll.sync.drive import perform, take_turns
 from atoll.sync.flow import Flow
 from atoll.testing.exchanges import Case, Member
 from atoll.testing.groups import Advance, check_peer_group, in_threads
 from atoll.testing.processes import Died, gloo, launch
-from atoll.wire import Landed, PeerGroup, Take
+from atoll.wire import KEEPER, Edges, Keep, Landed, Lost, PeerGroup, Snapshot, Take
 
 
 def memory(members: int) -> AbstractContextManager[Sequence[PeerGroup]]:
@@ -167,6 +168,65 @@ def test_an_error_in_the_groups_thread_reaches_this_take_and_every_later_one(tmp
     ((sentence, later),) = launch(fail_in_a_sink, 1, tmp_path)
     assert "ZeroDivisionError: no way" in sentence
     assert later == sentence
+
+
+# Looks, keepers, deafness
+
+
+def look_until_the_other_comes(rank: int, folder: Path) -> int:
+    """How often this rank looked in vain; rank 1 comes only when rank 0 has."""
+    with gloo(rank, 2, folder / "meeting"), closing(TorchGroup(timeout=timedelta(seconds=20))) as group:
+        post, source = Member(group.membership, 0).post(Case(1000, overlapped=True))
+        looks = 0
+        while rank == 1 and not (folder / "looked").exists():
+            time.sleep(0.01)
+        group.post(post)
+        while perform(Take(post.key, poll=True), group, wait=True) is None:
+            (folder / "looked").touch()
+            looks += 1
+            time.sleep(0.01)
+        assert isinstance(source, Snapshot)
+        assert torch.equal(source.tree.flat, Case(1000).mean((0, 1)))
+        return looks
+
+
+def test_a_look_waits_for_nobody(tmp_path: Path) -> None:
+    looks, _ = launch(look_until_the_other_comes, 2, tmp_path)
+    assert looks > 0
+
+
+def hand_in(rank: int, folder: Path) -> None:
+    with gloo(rank, 1, folder / "meeting"), closing(TorchGroup()) as group:
+        post, _ = Member(group.membership, 0).post(Case(3, Keep(), overlapped=True), (KEEPER,))
+        with pytest.raises(UsageError, match="a keeper needs all workers in one process here; run without torchrun"):
+            group.post(post)
+
+
+def test_a_message_to_a_keeper_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    launch(hand_in, 1, tmp_path)
+
+
+def hear_nobody(rank: int, folder: Path) -> tuple[Landed | Lost, bool]:
+    """Worker m hears m - 1, and of three only worker 0 sends what counts; whether the values sent are still there."""
+    with gloo(rank, 3, folder / "meeting"), closing(TorchGroup(timeout=timedelta(seconds=20))) as group:
+        case = Case(1000, Keep(), scale={1: float("inf"), 2: float("inf")}, quorum=0.3, overlapped=True)
+        post, source = Member(group.membership, 0).post(case)
+        edges = Edges(hears=tuple(sorted({rank, (rank - 1) % 3})), tells=((rank + 1) % 3,))
+        outcome = group.take(Take(group.post(replace(post, edges=edges))))
+        assert outcome is not None
+        assert isinstance(source, Snapshot)
+        return outcome, torch.equal(source.tree.flat, case.values(rank))
+
+
+def test_a_member_that_hears_nobody_who_counts_loses_the_round_alone(tmp_path: Path) -> None:
+    (first, _), (second, written), (third, kept) = launch(hear_nobody, 3, tmp_path)
+    assert isinstance(first, Landed)
+    assert isinstance(second, Landed)
+    assert first.peers == second.peers == (0,)
+    assert not written
+    assert isinstance(third, Lost)
+    assert "nothing that worker 2 hears counts; worker 1 sent values that are not finite" in third.why
+    assert kept
 
 
 # What members may differ in

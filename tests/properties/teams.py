@@ -1,16 +1,20 @@
 """Several workers of one process, trained side by side by moves that a test chooses; plain means to compare with."""
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from atoll.peers.memory import Hub
-from atoll.sync.drive import take_turns
+from atoll.peers.faults import Dropping
+from atoll.peers.memory import Hub, MemoryKeeper
+from atoll.sync.drive import Turns, take_turns
 from atoll.sync.flow import Flow, drain, settle
+from atoll.sync.keeping import Keeping, keep
 from atoll.sync.rule import Strategy
 from atoll.sync.synchronizer import Synchronizer
 from atoll.testing import toys
@@ -32,6 +36,20 @@ class Numbers(nn.Module):
     def __init__(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.tensor(values, dtype=dtype))
+
+
+class Blocks(toys.Mlp):
+    """`Mlp` with the names of a transformer, so that every published method finds its embedding, blocks and head."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        first, *blocks, head = self.children()
+        for name in [name for name, _ in self.named_children()]:
+            delattr(self, name)
+        self.embed, self.layers, self.lm_head = first, nn.ModuleList(blocks), head
+
+    def children(self) -> Any:
+        return iter([self.embed, *self.layers, self.lm_head])
 
 
 def values(model: nn.Module) -> dict[str, Tensor]:
@@ -88,9 +106,15 @@ class Team:
     boundary."""
 
     def __init__(
-        self, module: nn.Module, strategy: Strategy, workers: int, *, shares: Sequence[float] | None = None
+        self,
+        module: nn.Module,
+        strategy: Strategy,
+        workers: int,
+        *,
+        shares: Sequence[float] | None = None,
+        faults: Dropping | None = None,
     ) -> None:
-        hub = Hub(workers)
+        hub = Hub(workers, faults)
         self.groups = [hub.group(worker) for worker in range(workers)]
         self.models = [copy.deepcopy(module) for _ in range(workers)]
         self.syncs = [
@@ -138,6 +162,10 @@ class Team:
         else:
             assert not any(flows), "some workers are due and others are not"
 
+    def anchors(self, fragment: int = 0) -> list[Tensor]:
+        """Copies of every worker's anchor of a fragment, flat."""
+        return [anchor_of(sync, fragment) for sync in self.syncs]
+
     def landed(self, worker: int = 0) -> list[Landed]:
         return [event for event in self.events[worker] if isinstance(event, Landed)]
 
@@ -147,6 +175,55 @@ class Team:
     def launched(self, worker: int = 0) -> list[tuple[int, int]]:
         """(step, fragment) of each launch."""
         return [(event.step, event.key.fragment) for event in self.events[worker] if isinstance(event, Launched)]
+
+
+class KeptTeam:
+    """The same with a keeper and workers of unequal speed: in tick t worker m takes an inner step if
+    floor(t pace_m) > floor((t - 1) pace_m) and it does not wait for the keeper. `closed` lists the keeper's events."""
+
+    def __init__(
+        self, module: nn.Module, strategy: Strategy, paces: Sequence[Fraction], faults: Dropping | None = None
+    ) -> None:
+        hub = Hub(len(paces), faults)
+        self.paces, self.tick = paces, 0
+        self.groups = [hub.group(worker) for worker in range(len(paces))]
+        self.models = [copy.deepcopy(module) for _ in paces]
+        self.syncs = [
+            Synchronizer(model, strategy, group) for model, group in zip(self.models, self.groups, strict=True)
+        ]
+        for sync, pace in zip(self.syncs, paces, strict=True):
+            sync.state.note({"speed": float(pace)})
+        self.keeping = Keeping(copy.deepcopy(module), strategy, len(paces))
+        self.turns = Turns([*self.groups, MemoryKeeper(hub)])
+        self.events: list[list[Event]] = [[] for _ in paces]
+        self.closed: list[Event] = []
+
+    def run(self, ticks: int, move: Move = push) -> "KeptTeam":
+        """`ticks` ticks more."""
+        keeper = len(self.paces)
+        for tick in range(self.tick + 1, self.tick + ticks + 1):
+            flows: dict[int, Flow] = {}
+            for worker, (sync, pace) in enumerate(zip(self.syncs, self.paces, strict=True)):
+                if math.floor(tick * pace) > math.floor((tick - 1) * pace) and worker not in self.turns.pending:
+                    move(worker, sync.state.step + 1, sync.state.model)
+                    flow = sync.after(tokens=8)
+                    flows |= {worker: flow} if flow else {}
+            self.advance(flows | {keeper: keep(self.keeping)})
+            self.tick = tick
+        return self
+
+    def advance(self, flows: Mapping[int, Flow]) -> None:
+        self.turns.begin(flows)
+        self.turns.advance()
+        for worker, events in self.turns.ended.items():
+            (self.events[worker] if worker < len(self.paces) else self.closed).extend(events)
+
+
+def anchor_of(sync: Synchronizer, fragment: int = 0) -> Tensor:
+    """A copy of a worker's anchor of one fragment, flat."""
+    anchor = sync.state.fragments[fragment].anchor
+    assert anchor is not None
+    return anchor.flat.clone()
 
 
 def live_anchor_outer(sync: Synchronizer) -> list[bytes]:

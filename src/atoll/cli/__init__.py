@@ -144,7 +144,8 @@ def _explain(args: list[str]) -> None:
 
         from atoll.testing import reference
 
-        print(inspect.getsource(getattr(reference, method.name.replace("-", "_"))), end="")
+        own = getattr(reference, method.name.replace("-", "_"), None)
+        print(inspect.getsource(own or reference.LOOPS[method.name]), end="")
     else:
         from atoll.cli.show import in_words
         from atoll.sync.explain import explain
@@ -237,10 +238,11 @@ def _groups(options: "Options", method: "Method") -> "Generator[tuple[Run, Seque
         with TorchGroup.connect(device=options.device) as group:
             yield run, [group]
     else:
+        from atoll.peers.faults import Dropping
         from atoll.peers.memory import Hub
 
         run = options.run(method)
-        hub = Hub(run.workers)
+        hub = Hub(run.workers, Dropping(run.dynamics.drop, run.seed) if run.dynamics.drop else None)
         yield run, [hub.group(worker) for worker in range(run.workers)]
 
 

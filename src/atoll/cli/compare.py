@@ -16,6 +16,7 @@ from atoll.cli.jobs import side_by_side
 from atoll.cli.specs import Row
 from atoll.errors import CheckpointError, DataError, UsageError
 from atoll.files import write_json
+from atoll.peers.faults import Dropping
 from atoll.peers.memory import Hub
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result, Run
@@ -97,7 +98,7 @@ def _train(run: Run, out: Path, resume: bool, save_every: int | None, quiet: boo
     # Here, because it imports transformers, which the process that only waits for others does without.
     from atoll.train.trainer import train
 
-    hub = Hub(run.workers)
+    hub = Hub(run.workers, Dropping(run.dynamics.drop, run.seed) if run.dynamics.drop else None)
     groups = [hub.group(worker) for worker in range(run.workers)]
     return train(run, groups, out=out, resume=resume, save_every=save_every, quiet=quiet)
 

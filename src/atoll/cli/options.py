@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from atoll.cli.values import AtLeast, Count, Positive
 from atoll.errors import UsageError
 from atoll.recipes.methods import weigh_by_share
+from atoll.train.dynamics import POOLS, Dynamics
 from atoll.train.inner import AdamW, Inner, Muon
 from atoll.train.run import Data, Method, Run
 from atoll.train.shards import by_domain, iid
@@ -37,8 +38,12 @@ class Options:
         warmup: inner steps of linear warm-up, then cosine to the end; 50, or a tenth of a shorter run, if left out
         clip: largest norm of a gradient
         device: where workers train
-        precision: bf16 is autocast, parameters stay fp32
+        precision: fp32 or bf16, for all workers or for each with commas between; bf16 is autocast, parameters stay fp32
         threads: intra-op threads; they change bits
+        probe: tokens of held-out text on which workers are compared at the end of each round; 0 for never
+        pool: workers that take part over time; one that joins starts from the shared model
+        drop: probability that a message is lost; its worker keeps its own parameters
+        speeds: of each worker, as parts of the fastest one's, such as 1,1,0.5,0.25; all alike if left out
     """
 
     workers: Count | None = None
@@ -58,8 +63,12 @@ class Options:
     warmup: Annotated[int, AtLeast(0)] | None = None
     clip: Positive = Run.clip
     device: Literal["cpu", "cuda"] = "cpu"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: str = "fp32"
     threads: Count = Run.threads
+    probe: Annotated[int, AtLeast(0)] = Run.probe
+    pool: Literal["constant", "doubling", "halving", "ramp-up", "ramp-down"] = "constant"
+    drop: Annotated[float, AtLeast(0)] = 0.0
+    speeds: str | None = None
 
     def run(self, method: Method) -> Run:
         """The run of `method` with these options.
@@ -83,12 +92,24 @@ class Options:
             precision=self.precision,
             seed=self.seed,
             threads=self.threads,
+            probe=self.probe,
+            dynamics=Dynamics(POOLS[self.pool], self.drop, _speeds(self.speeds)),
         )
 
     def _inner(self, own: Inner) -> Inner:
         given = {"lr": self.lr, "weight_decay": self.weight_decay}
         changes = {name: value for name, value in given.items() if value is not None}
         return replace(INNERS[self.inner]() if self.inner else own, **changes)
+
+
+def _speeds(words: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in words.split(",")) if words else ()
+    except ValueError:
+        raise UsageError(
+            f"--speeds was {words!r}, but it takes numbers with commas between, one for each worker; give 1,0.5 for a "
+            "second worker that is half as fast"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Line:
         time: sequences a worker trains one after another; compute: those of all workers; in budgets of one worker.
         loss: mean over seeds; spread: their standard deviation, None for one seed.
         closed: part of the gap between single and data-parallel, if both are there.
+        js: Jensen-Shannon distance between workers late in the run, mean over seeds; None where they were not compared.
     """
 
     label: str
@@ -33,6 +34,7 @@ class Line:
     loss: float
     spread: float | None
     closed: float | None
+    js: float | None
 
 
 def lines(rows: Sequence[Row], results: Mapping[str, Sequence[Result]], budget: int) -> list[Line]:
@@ -67,6 +69,7 @@ def _line(
         loss=losses[row.label],
         spread=statistics.stdev([result.val_loss for result in results]) if len(results) > 1 else None,
         closed=closed,
+        js=statistics.fmean(apart) if (apart := [result.js for result in results if result.js is not None]) else None,
     )
 
 
@@ -82,10 +85,11 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int, data: s
         "communication: sent by each worker, and its part of data-parallel's; rounds: syncs of a fragment. time: "
         "sequences that a worker trains one after another; compute and data: those of all workers; both as multiples "
         "of one worker's (time on a link is not in it: see atoll explain). loss: nats per token of held-out text, of "
-        f"the shared model, {spread}. gap closed: of the way from single to data-parallel. "
+        f"the shared model, {spread}. gap closed: of the way from single to data-parallel. JS: Jensen-Shannon distance "
+        "between the workers' predictions at the ends of rounds, last quarter of the run. "
         f"All runs together trained for {wall_s:,.0f} s{shared}; the text has fingerprint {data}."
     )
-    columns = ("method", "communication", "rounds", "time", "compute\nand data", "held-out loss", "gap\nclosed")
+    columns = ("method", "communication", "rounds", "time", "compute\nand data", "held-out loss", "gap\nclosed", "JS")
     shown = Table(caption=caption, caption_justify="left")
     for column in columns:
         name = column == "method"
@@ -100,6 +104,7 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int, data: s
             f"{line.compute:g}x",
             f"{line.loss:.4f}" + ("" if line.spread is None else f" ± {line.spread:.4f}"),
             "" if line.closed is None else f"{line.closed:.0%}",
+            "" if line.js is None else f"{line.js:.3f}",
         )
     return shown
 

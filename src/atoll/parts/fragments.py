@@ -83,8 +83,8 @@ class sequential:
 
 @dataclass(frozen=True)
 class balanced:
-    """`count` fragments of about the same size: each tensor, the largest first, goes where the fewest elements are;
-    embeddings are one fragment more (Decoupled DiLoCo, section 2.2: peaks of bandwidth are lowest, quality is alike)."""
+    """`count` fragments of about the same size, and one of the embeddings: each tensor, the largest first, goes where
+    the fewest elements are (Decoupled DiLoCo, section 2.2: peaks of bandwidth are lowest, quality is alike)."""
 
     count: int
 

@@ -251,6 +251,10 @@ class MemoryGroup:
         self._hub = hub
         self.membership = Membership(hub.workers, worker)
 
+    def keeper(self) -> MemoryKeeper:
+        """The end of this hub's keeper."""
+        return MemoryKeeper(self._hub)
+
     def agree(self, fingerprint: str) -> None:
         """Raise `GroupError` if another worker of the hub trains something else."""
         self._hub.agree(self.membership.me, fingerprint)

@@ -3,7 +3,7 @@
 Every chunk is a generator that stops where it would wait for the link. `WINDOW` of them are under way at a time and
 advance in one fixed order, the same on all members, so that messages between two of them match by their order alone:
 
-    Keep      encode, swap wires with everyone                         | sum, deliver
+    Keep      encode, tell those who hear this one, hear one's own     | sum, deliver
     Reduce    encode once, send piece j to its owner | sum, swap means | decode, deliver
     Sum       weigh, start an all-reduce                               | divide, deliver
 
@@ -66,8 +66,9 @@ class Pool:
 class Meeting:
     """An exchange whose contributions have been agreed: what this worker posted and how it takes, and who counts.
 
-    `me` may be missing from `landed.peers`: a contribution that was refused is not sent, but its worker still sums its
-    share, and gets the mean.
+    `landed` is the round as this worker hears it. `me` may be missing from its peers: a contribution that was refused
+    is not sent, but its worker still sums its share, and gets the mean. Where nothing that it hears weighs anything, it
+    sends and gets nothing.
     """
 
     me: int
@@ -131,12 +132,15 @@ class _Bulk:
     def kept(self, slot: int, start: int, stop: int) -> Iterator[None]:
         wire = self._encoded(slot, start, stop)
         received = self._buffers(slot, stop - start)
-        wait = self.link.swap([] if wire is None else [(worker, wire) for worker in self.others], [*received.items()])
+        edges, weights = self.meeting.post.edges, self.meeting.landed.weights
+        told = self.others if edges is None else edges.tells
+        wait = self.link.swap([] if wire is None else [(worker, wire) for worker in told], [*received.items()])
         yield
         wait()
         if wire is not None:
             received[self.meeting.me] = wire
-        self.deliver(start, finish(self._sum(received, stop - start), self.meeting.landed.weights, Keep()))
+        if sum(weights) > 0:
+            self.deliver(start, finish(self._sum(received, stop - start), weights, Keep()))
 
     def reduced(self, slot: int, start: int, stop: int, result: Codec) -> Iterator[None]:
         me, to, codec = self.meeting.me, self.meeting.post.to, self.meeting.post.codec
@@ -166,12 +170,11 @@ class _Bulk:
 
     def summed(self, slot: int, start: int, stop: int) -> Iterator[None]:
         me, landed = self.meeting.me, self.meeting.landed
-        total = self.pool.values("total", slot, stop - start, self.dtype)
-        if me in landed.peers:
-            values = self.meeting.post.source.read(start, self.pool.values("values", slot, stop - start, self.dtype))
-            torch.mul(values, landed.weights[landed.peers.index(me)], out=total)
-        else:
+        total, wire = self.pool.values("total", slot, stop - start, self.dtype), self._encoded(slot, start, stop)
+        if wire is None:
             total.zero_()
+        else:
+            torch.mul(self.meeting.post.codec.decode(wire, total), landed.weights[landed.peers.index(me)], out=total)
         wait = self.link.all_reduce(total)
         yield
         wait()

@@ -29,8 +29,8 @@ from atoll.peers.background import Background
 from atoll.peers.headers import of_island, pack, unpack
 from atoll.peers.links import TorchLink
 from atoll.peers.pipeline import Meeting, Pool
-from atoll.peers.rounds import admit, check_alike, header_of
-from atoll.wire import Key, Landed, Lost, Membership, Post, Snapshot, Take
+from atoll.peers.rounds import admit, check_alike, header_of, heard
+from atoll.wire import KEEPER, Key, Landed, Lost, Membership, Post, Snapshot, Take
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for one that is silent: it must be longer than any worker is behind another when they meet."""
@@ -101,7 +101,15 @@ class TorchGroup:
         self._thread.run(lambda: self._compare(fingerprint)).result()
 
     def post(self, post: Post) -> Key:
-        """Start an exchange of a snapshot; one that reads live tensors is noted, and starts when it is taken."""
+        """Start an exchange of a snapshot; one that reads live tensors is noted, and starts when it is taken.
+
+        Raises: UsageError for a message to a keeper.
+        """
+        if post.to == (KEEPER,):
+            raise UsageError(
+                "a message was to go to a keeper, but a keeper needs all workers in one process here; run without "
+                "torchrun"
+            )
         self._thread.check()
         if post.key not in self._open:
             self._open[post.key] = exchange = _Exchange(post)
@@ -171,8 +179,11 @@ class TorchGroup:
         verdict = admit(post.key, post.to, [headers[worker] for worker in post.to], post.quorum)
         if isinstance(verdict, Lost):
             return verdict
-        mean_norm = Meeting(me, post, take, verdict).run(self._link, self._pool)
-        return replace(verdict, mean_norm=mean_norm, sent=self._link.sent - before)
+        landed = heard(verdict, post.edges)
+        mean_norm = Meeting(me, post, take, landed).run(self._link, self._pool)
+        if not sum(landed.weights) > 0:
+            return Lost(post.key, "; ".join([f"nothing that worker {me} hears counts", *landed.refused]))
+        return replace(landed, mean_norm=mean_norm, sent=self._link.sent - before)
 
     def _compare(self, fingerprint: str) -> None:
         me, workers = self.membership.me, self.membership.workers

@@ -63,12 +63,11 @@ def muloco(period: int = 30, outer_lr: float = 0.8, outer_momentum: float = 0.8,
     return Method("muloco", Strategy((rule,)), inner=Muon(), period=period)
 
 
-def sparta(fraction: float = 0.005, seed: int = 0) -> Method:
+def sparta(fraction: float = 0.005) -> Method:
     """SPARTA (EXO Labs 2025): after every inner step a random fraction of the parameters is averaged.
 
     Args:
-        fraction: part of the parameters that is averaged in a step
-        seed: of the fraction's choice, alike on all workers
+        fraction: part of the parameters that is averaged in a step, the same on all workers
     """
-    rule = Rule(every(1), carry=Carry.LIVE, codec=random_mask(fraction, seed))
+    rule = Rule(every(1), carry=Carry.LIVE, codec=random_mask(fraction, seed=0))
     return Method("sparta", Strategy((rule,)))

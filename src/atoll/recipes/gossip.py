@@ -148,8 +148,7 @@ def local_m1_m2_blocking(period: int = 50, outer_lr: float = 0.7, outer_momentum
 
 
 def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5, pull: float = 0.7) -> Method:
-    """NoLoCo (Kolehmainen et al. 2025, section 3.1): random pairs average deltas, and pull their anchors together inside
-    the momentum.
+    """NoLoCo (Kolehmainen et al. 2025): random pairs average deltas, and pull their anchors together by momentum.
 
     Without the paper's random wiring of pipeline stages. With DiLoCo's momentum of 0.9 the pull of 0.7 is unstable.
 

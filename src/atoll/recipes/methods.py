@@ -28,6 +28,34 @@ from atoll.recipes.kept import async_local_sgd, decoupled
 from atoll.sync.rule import Carry
 from atoll.train.run import Method
 
+__all__ = [
+    "METHODS",
+    "async_local_sgd",
+    "data_parallel",
+    "decoupled",
+    "diloco",
+    "eager_diloco",
+    "factored_gossip",
+    "global_m1",
+    "global_m1_blocking",
+    "global_m1_local_m2",
+    "global_m1_local_m2_subset",
+    "local_m1",
+    "local_m1_m2",
+    "local_m1_m2_blocking",
+    "local_m1_m2_subset",
+    "local_sgd",
+    "muloco",
+    "noloco",
+    "opendiloco",
+    "opendiloco_sparse",
+    "single",
+    "sparseloco",
+    "sparta",
+    "streaming",
+    "weigh_by_share",
+]
+
 METHODS: dict[str, Callable[..., Method]] = {
     "single": single,
     "data-parallel": data_parallel,
@@ -55,14 +83,12 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 """Every method by its name on the command line."""
 
-__all__ = ["METHODS", "weigh_by_share", *(function.__name__ for function in METHODS.values())]
-
 
 def weigh_by_share(method: Method) -> Method:
     """The same method with deltas weighted by the size of each worker's shard, as DiLoCo does when data differ
     (section 1.3)."""
     rules = tuple(
-        replace(rule, mixer=weighted(by_share(), rule.mixer)) if rule.carry is Carry.DELTA else rule
+        replace(rule, mixer=weighted(by_share(), rule.mixer)) if rule.carry is Carry.DELTA and not rule.kept else rule
         for rule in method.strategy.rules
     )
     return replace(method, strategy=replace(method.strategy, rules=rules))

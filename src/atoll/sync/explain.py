@@ -10,6 +10,7 @@ from atoll.parts.codecs import exact
 from atoll.parts.landings import After
 from atoll.parts.mixers import Situation, Work, all_mean, weighted
 from atoll.sync.rule import Carry, Rule, Strategy, layout_of
+from atoll.sync.state import message
 from atoll.trees import Layout, averaged_buffers, spec_of, trainable
 from atoll.wire import Fold, Keep, Membership, Reduce, bytes_sent
 
@@ -100,15 +101,15 @@ def _pairs(model: nn.Module, strategy: Strategy) -> Iterable[tuple[int, Rule, in
     Last come floating buffers, which share the first fragment's turn, as in `SyncState`.
     """
     specs = tuple(spec_of(name, tensor) for name, tensor in trainable(model).items())
-    fragments = [layout_of(specs, names) for names in strategy.divide(specs)]
+    parts = [(turn, layout_of(specs, names)) for turn, names in strategy.parts(specs)]
     for index, rule in enumerate(strategy.rules):
-        for number, layout in enumerate(fragments):
-            if rule.only is None or number in rule.only:
-                yield index, rule, number, number, layout
+        for number, (turn, layout) in enumerate(parts):
+            if rule.only is None or turn in rule.only:
+                yield index, rule, number, turn, message(rule, layout)
     buffers, rule = averaged_buffers(model), strategy.buffer_rule()
     if buffers and rule:
         layout = Layout.of(spec_of(name, buffer) for name, buffer in buffers.items())
-        yield len(strategy.rules), rule, len(fragments), 0, layout
+        yield len(strategy.rules), rule, len(parts), 0, layout
 
 
 def _exchanges(
@@ -116,12 +117,13 @@ def _exchanges(
 ) -> Exchanges:
     membership = Membership(tuple(range(workers)), 0)
     exchange = rule.mixer.exchange(Situation(membership, 0, Work(1, 1), {}, rule.codec, layout))
-    nbytes = bytes_sent(exchange.fold, rule.codec, layout, len(exchange.to), 0)
+    told = 1 if rule.kept else len(exchange.edges.tells) if exchange.edges else None
+    nbytes = bytes_sent(exchange.fold, rule.codec, layout, len(exchange.to), 0, told=told)
     return Exchanges(
         rule=index,
         fragment=number,
         names=tuple(spec.name for spec in layout.specs),
-        parameters=layout.numel,
+        parameters=layout.offsets[-1],
         carry=rule.carry,
         nbytes=nbytes,
         fold=exchange.fold,
@@ -140,6 +142,8 @@ def _due(rule: Rule, turn: int, steps: int) -> Iterable[int]:
 
 
 def _why(rule: Rule, fold: Fold, layout: Layout, members: int) -> str:
+    if rule.kept:
+        return "handed in to the keeper, whose answer is not counted here"
     if members == 1:
         return "it meets nobody, so nothing is sent"
     mixer = rule.mixer

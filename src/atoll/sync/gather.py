@@ -54,3 +54,30 @@ class Gathering:
             [struct.unpack("<d", bytes(map(int, row[at : at + 8])))[0] for at in range(0, len(row), CELLS)]
             for row in self._cells.tolist()
         ]
+
+
+class GatheringBytes:
+    """One gathering of `len(mine)` bytes per worker, equally many on all; `rows` holds them once the flow has ended.
+
+    They travel as fp32: zero but for a worker's own row, which holds each byte times M, so that the mean is exact.
+    """
+
+    def __init__(self, membership: Membership, count: int, mine: torch.Tensor) -> None:
+        self._membership = membership
+        self._number = count
+        shape = (len(membership.workers), mine.numel())
+        self._tree = Tree(Layout.of([Spec("bytes", shape, (mine.numel(), 1), torch.float32)]))
+        self._cells = self._tree.flat.view(shape)
+        self._cells[membership.workers.index(membership.me)] = mine.float() * len(membership.workers)
+
+    def flow(self) -> Flow:
+        """Send and receive."""
+        key = Key(GATHERING, 1, self._number, self._membership.lane)
+        yield Post(key, self._membership.workers, Snapshot(self._tree), exact(), {}, Keep(), 1.0, 0.0, {})
+        outcome = cast(Landed | Lost, (yield Take(key)))
+        return [outcome]
+
+    @property
+    def rows(self) -> list[torch.Tensor]:
+        """The bytes of each worker in order of worker numbers."""
+        return list(self._cells.to(torch.uint8))

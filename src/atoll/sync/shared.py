@@ -18,10 +18,12 @@ class Sharing:
 
     Where the strategy agrees they are this worker's own. Where each worker has its own (gossip, eager) they are the
     mean over all workers, and all must come for it. With a keeper they are what it last answered.
+
+    Args: state: this worker's. number: alike on all, another for each sharing.
     """
 
-    def __init__(self, state: SyncState) -> None:
-        self._state = state
+    def __init__(self, state: SyncState, number: int) -> None:
+        self._state, self._number = state, number
         self.anchors = state.anchors()
 
     def flow(self) -> Flow:
@@ -33,7 +35,7 @@ class Sharing:
         for index, fragment in enumerate(state.fragments):
             if fragment.anchor:
                 copy = snapshot(AnchorSource(fragment.anchor), fragment.live)
-                key = Key(SHARING, index, state.step, membership.lane)
+                key = Key(SHARING, index, self._number, membership.lane)
                 yield Post(key, membership.workers, copy, exact(), {}, Reduce(exact()), 1.0, 0.0, {})
                 posted.append((index, key, copy.tree))
         for index, key, tree in posted:

@@ -49,6 +49,7 @@ class Synchronizer:
     def __init__(self, model: nn.Module, strategy: Strategy, group: PeerGroup, *, share: float = 1.0) -> None:
         self.state = SyncState(model, strategy, group.membership, Work(0, 0, share))
         self.group = group
+        self._shared = 0
         self._gradients = bool(self.state.gradient_tracks())
         group.agree(self.state.fingerprint)
 
@@ -82,7 +83,8 @@ class Synchronizer:
     def shared_weights(self) -> Generator[nn.Module]:
         """Lend the model with the shared weights in place of live ones; live comes back when the block ends, whatever
         happens in it. All workers must ask together where each has anchors of its own (gossip, eager)."""
-        sharing = Sharing(self.state)
+        self._shared += 1
+        sharing = Sharing(self.state, self._shared)
         drive(sharing.flow(), self.group)
         with self.lent(sharing.anchors) as model:
             yield model

@@ -20,7 +20,7 @@ from atoll.parts.codecs import exact
 from atoll.parts.mixers import Exchange, Mixer, Situation, Work
 from atoll.parts.outers import Outer
 from atoll.testing.groups import check_peer_group
-from atoll.trees import Layout, Spec, State, cut
+from atoll.trees import CHUNK, Layout, Spec, State, cut
 from atoll.wire import Codec, Keep, Key, Landed, Membership
 
 __all__ = ["check_codec", "check_mixer", "check_outer", "check_peer_group"]
@@ -49,28 +49,40 @@ def _flat(state: State, layout: Layout) -> bool:
 
 
 def check_codec(codec: Codec, relative: float = 0.0, absolute: float = 0.0) -> None:
-    """Assert that a codec keeps its promises about bytes, blocks, donation and error.
+    """Assert that a codec keeps its promises about bytes, blocks, donation, error, rounds and lost wires.
 
-    |decode(encode(x)) - x| <= relative |x| + absolute, on normal values of several sizes; zeros come back as zeros; the
-    wire is `nbytes` long; it can be cut at block boundaries, and joined from such pieces; the same values and state
-    give the same wire and state; only STATE is written to.
+    |decode(encode(x)) - x| <= relative |x| + absolute, on normal values of several sizes; zeros come back as zeros, and
+    no block with a value that is not finite comes back finite; the wire is `nbytes` long; it can be cut at block
+    boundaries, and joined from such pieces; the same values and state give the same wire and state; only STATE is
+    written to; the codec of a round is always the same, and of the same sizes; what a lost wire held is sent again, if
+    the codec sends later what it left out.
 
     Args: relative, absolute: the error that its docstring claims for values of size one.
     """
-    for dtype, blocks in itertools.product(DTYPES, (1, 3, 7)):
-        for numel in sorted({blocks * codec.block, blocks * codec.block + codec.block // 2 + 1}):
-            values, layout = _normal(numel, dtype, seed=numel), _layout(numel, dtype)
-            what = f"{codec!r} of {numel} values of {dtype}"
-            _check_wire(codec, values, layout, what)
-            _check_cuts(codec, values, layout, what)
-            state = codec.init(layout)
-            decoded = codec.decode(codec.encode(values, state), values)
-            error = (decoded.to(dtype) - values).abs()
-            assert bool((error <= relative * values.abs() + absolute).all()), f"{what}: wrong by {error.max().item():g}"
-            zeros = torch.zeros(numel, dtype=dtype)
-            assert not codec.decode(codec.encode(zeros, codec.init(layout)), zeros).any(), (
-                f"{what}: zeros came back changed"
-            )
+    for dtype, numel in itertools.product(DTYPES, _sizes(codec.block)):
+        values, layout = _normal(numel, dtype, seed=numel), _layout(numel, dtype)
+        what = f"{codec!r} of {numel} values of {dtype}"
+        _check_wire(codec, values, layout, what)
+        _check_cuts(codec, values, layout, what)
+        _check_rounds(codec, values, layout, what)
+        _check_lost(codec, values, layout, what)
+        _check_not_finite(codec, values, layout, what)
+        error = (_seen(codec, values, codec.init(layout)) - values).abs()
+        assert bool((error <= relative * values.abs() + absolute).all()), f"{what}: wrong by {error.max().item():g}"
+        zeros = _seen(codec, torch.zeros_like(values), codec.init(layout))
+        assert not zeros.any(), f"{what}: zeros came back changed"
+
+
+def _sizes(block: int) -> list[int]:
+    """Whole blocks, parts of one, and both; a chunk at most, for no longer run is ever encoded."""
+    part = block // 2 + 1
+    sizes = {1, part, *(blocks * block + rest for blocks in (1, 3, 7) for rest in (0, part))}
+    return sorted({min(size, CHUNK) for size in sizes})
+
+
+def _seen(codec: Codec, values: Tensor, state: State) -> Tensor:
+    """What the others make of the wire of `values`, in their dtype."""
+    return codec.decode(codec.encode(values, state), values).to(values.dtype)
 
 
 def _check_wire(codec: Codec, values: Tensor, layout: Layout, what: str) -> None:
@@ -100,16 +112,53 @@ def _check_cuts(codec: Codec, values: Tensor, layout: Layout, what: str) -> None
         at = codec.nbytes(middle, item)
         for part, piece in ((values[:middle], wire[:at]), (values[middle:], wire[at:])):
             assert len(piece) == codec.nbytes(len(part), item), f"{what}: cut at {middle}, a piece has another size"
-        pieces = [codec.decode(piece.clone(), values) for piece in (wire[:at], wire[at:])]
+        pieces = [
+            codec.decode(piece.clone(), part)
+            for part, piece in ((values[:middle], wire[:at]), (values[middle:], wire[at:]))
+        ]
         assert torch.equal(torch.cat(pieces), decoded), f"{what}: cut at {middle}, the pieces decode to other values"
     joined = [codec.encode(values[a:b], cut(parts_state, a, b)) for a, b in _cuts(len(values), codec.block)]
     assert torch.equal(torch.cat(joined), wire), f"{what}: encoded in pieces, the wire is another"
     assert _same(whole_state, parts_state), f"{what}: encoded in pieces, the state is another"
 
 
+def _check_rounds(codec: Codec, values: Tensor, layout: Layout, what: str) -> None:
+    for round_ in (0, 1, 7):
+        drawn, what_then = codec.at(round_), f"{what}, round {round_}"
+        assert drawn == codec.at(round_) == codec.at(round_ + 1).at(round_), f"{what_then}: asked again, it is another"
+        sizes = [(each.block, each.nbytes(len(values), values.itemsize)) for each in (codec, drawn)]
+        assert sizes[0] == sizes[1], f"{what_then}: block and bytes are {sizes[1]}, not {sizes[0]}"
+        _check_wire(drawn, values, layout, what_then)
+
+
+def _check_lost(codec: Codec, values: Tensor, layout: Layout, what: str) -> None:
+    lost, arrived, zeros = codec.init(layout), codec.init(layout), torch.zeros_like(values)
+    wire = codec.encode(values, lost)
+    kept, pieces = wire.clone(), _copy(lost)
+    codec.restore(wire, lost)
+    assert torch.equal(wire, kept), f"{what}: restore wrote to the wire"
+    for a, b in _cuts(len(values), codec.block):
+        first, last = (codec.nbytes(at, values.itemsize) for at in (a, b))
+        codec.restore(wire[first:last].clone(), cut(pieces, a, b))
+    assert _same(lost, pieces), f"{what}: restored in pieces, the state is another"
+    held = _seen(codec, values, arrived)
+    later = _seen(codec, zeros, arrived)
+    again = _seen(codec, zeros, lost) - later
+    assert not later.any() or bool(again @ held > 0), f"{what}: what a lost wire held is not sent again"
+
+
+def _check_not_finite(codec: Codec, values: Tensor, layout: Layout, what: str) -> None:
+    for at, bad in itertools.product((0, codec.block // 2, codec.block - 1), (math.nan, math.inf, -math.inf)):
+        spoiled = values.clone()
+        places = [min(a + at, b - 1) for a, b in _cuts(len(values), codec.block)]
+        spoiled[places] = bad
+        seen = _seen(codec, spoiled, codec.init(layout)).isfinite()
+        for a, b in _cuts(len(values), codec.block):
+            assert not seen[a:b].all(), f"{what}: {bad} in [{a}, {b}) came back as something finite"
+
+
 def _cuts(numel: int, block: int) -> Iterator[tuple[int, int]]:
-    ends = [*range(0, numel, block), numel]
-    yield from itertools.pairwise(ends)
+    yield from itertools.pairwise([*range(0, numel, block), numel])
 
 
 def check_outer(outer: Outer) -> None:

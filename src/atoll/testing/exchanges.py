@@ -1,13 +1,13 @@
 """Exchanges of the conformance suite of peer groups, and one member's side of them."""
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from atoll.parts.codecs import cast, exact
+from atoll.parts.codecs import cast, exact, random_mask
 from atoll.sync.flow import Answer, Effect
 from atoll.trees import Layout, Spec, Tree
 from atoll.wire import Codec, Fold, Key, Landed, Lost, Membership, Post, Reduce, Snapshot, Take
@@ -56,22 +56,27 @@ class Case:
     scale: Mapping[int, float] = field(default_factory=dict[int, float])
     quorum: float = 0.5
     signals: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: int = 1
 
     @property
     def layout(self) -> Layout:
-        """Of the values."""
-        return Layout.of([Spec("values", (self.numel,), (1,), self.dtype)])
+        """Of the message."""
+        return replace(Layout.of([Spec("values", (self.numel,), (1,), self.dtype)]), parts=self.parts)
 
     def values(self, worker: int) -> Tensor:
         """What `worker` contributes: normal values times its scale (nan makes all of them nan)."""
-        return _normal(worker, self.numel, self.dtype) * self.scale.get(worker, 1.0)
+        return _normal(worker, self.numel * self.parts, self.dtype) * self.scale.get(worker, 1.0)
+
+    def seen(self, worker: int) -> Tensor:
+        """The same after its wire. A mask is read for one chunk."""
+        values = self.values(worker)
+        if isinstance(self.codec, random_mask):
+            return torch.where(self.codec.mask(len(values)), values, 0.0)
+        return values.half().to(self.dtype) if self.codec == HALF else values
 
     def mean(self, workers: Sequence[int]) -> Tensor:
         """The mean over `workers` in their order, by a plain loop."""
-        seen = [
-            self.values(worker).half().to(self.dtype) if self.codec == HALF else self.values(worker)
-            for worker in workers
-        ]
+        seen = [self.seen(worker) for worker in workers]
         weights = [self.weights.get(worker, 1.0) for worker in workers]
         total = seen[0] * weights[0]
         for values, weight in zip(seen[1:], weights[1:], strict=True):

@@ -111,7 +111,7 @@ def shared(sync: Synchronizer, anchors: Sequence[Tree | None] | None = None) -> 
 
 def mean_anchors(syncs: Sequence[Synchronizer]) -> list[Tree | None]:
     """The anchors of the shared model of workers that ran in turns."""
-    sharings = [Sharing(sync.state) for sync in syncs]
+    sharings = [Sharing(sync.state, 0) for sync in syncs]
     take_turns([sharing.flow() for sharing in sharings], [sync.group for sync in syncs])
     return sharings[0].anchors
 

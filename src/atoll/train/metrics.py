@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,6 +16,15 @@ from atoll.wire import Event, Landed, Lost
 
 LOG_EVERY = 10
 """Inner steps between two records of the training loss; reading it makes the device wait."""
+
+
+class Distance(NamedTuple):
+    """Jensen-Shannon distance between workers' predictions, in [0, 1]; root mean square distance of their weights from
+    the mean, and its part of the mean's norm (nan where the workers live in several processes)."""
+
+    js: float
+    l2: float
+    relative: float
 
 
 class Recorder:
@@ -79,6 +88,10 @@ class Recorder:
                     )
                 case _:
                     pass
+
+    def disagreement(self, step: int, distance: Distance) -> None:
+        """How far workers are from one another at the end of a round."""
+        self._write(kind="disagreement", step=step, js=distance.js, l2=distance.l2, l2_relative=distance.relative)
 
     def evaluation(self, step: int, val_loss: float, sent: int) -> None:
         """Held-out loss of the shared model."""

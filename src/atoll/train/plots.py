@@ -1,4 +1,5 @@
-"""Pictures of runs: held-out loss of the shared model against inner steps and against bytes."""
+"""Pictures of runs: held-out loss of the shared model against inner steps and against bytes, and how far workers are
+from one another."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,15 +48,21 @@ class _Band:
 def plot_curves(path: Path, groups: Mapping[str, Sequence[Result]]) -> None:
     """Draw one line for each group of runs that differ in their seed only, with a band from the lowest to the highest.
 
+    The third picture is there if workers were compared: the Jensen-Shannon distance of their predictions at the end of
+    each round, mean over seeds.
+
     Args: path: of the PNG; groups: by label, as the legend shows it.
     """
     # Here, because it takes a second to import; not pyplot, because that is global and may want a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 5), layout="constrained")
+    compared = any(result.disagreement for results in groups.values() for result in results)
+    figure = Figure(figsize=(18 if compared else 13, 5), layout="constrained")
     FigureCanvasAgg(figure)
-    by_steps, by_bytes = figure.subplots(1, 2, sharey=True)
+    places = list(figure.subplots(1, 3 if compared else 2))
+    by_steps, by_bytes = places[:2]
+    by_bytes.sharey(by_steps)
     bands = {label: _Band.of(results) for label, results in groups.items()}
     for index, (label, band) in enumerate(bands.items()):
         look = {"color": f"C{index % 10}", "linestyle": ("-", "--", ":")[index // 10 % 3]}
@@ -68,13 +75,20 @@ def plot_curves(path: Path, groups: Mapping[str, Sequence[Result]]) -> None:
             by_bytes.axhline(band.mean[-1], linewidth=1.2, alpha=0.8, **look)
             where = {"xy": (0.01, band.mean[-1]), "xycoords": ("axes fraction", "data"), "va": "bottom"}
             by_bytes.annotate(f"{label}: no bytes", **where, fontsize=8, color=look["color"])
+        for apart in places[2:]:
+            points = list(zip(*(result.disagreement for result in groups[label]), strict=False))
+            distances = [sum(js for _, js, _ in point) / len(point) for point in points]
+            apart.plot([point[0][0] for point in points], distances, linewidth=1.4, **look)
+    for apart in places[2:]:
+        apart.set_xlabel("inner steps of a worker")
+        apart.set_ylabel("Jensen-Shannon distance between workers, end of round")
     by_steps.set_xlabel("inner steps of a worker")
     by_bytes.set_xlabel("bytes sent per worker")
     by_bytes.xaxis.set_major_formatter(lambda count, _: size(count))
     by_steps.set_ylabel("held-out loss of the shared model, nats per token")
     by_steps.set_ylim(*_heights(list(bands.values())))
     by_steps.legend(frameon=False)
-    for axes in (by_steps, by_bytes):
+    for axes in places:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     if any(len(results) > 1 for results in groups.values()):

@@ -10,7 +10,8 @@ import torch
 from atoll.errors import UsageError
 from atoll.files import finite
 from atoll.sync.rule import Strategy
-from atoll.train.inner import AdamW, Inner
+from atoll.train.dynamics import Dynamics
+from atoll.train.inner import AdamW, Inner, autocast
 from atoll.train.shards import Sharding, iid
 
 
@@ -52,8 +53,10 @@ class Run:
         method: how workers train and sync. model: a named size, or init: a pretrained model's path or hub name.
         workers: k. steps: inner steps per worker. accumulate: micro-batches per inner step.
         warmup: inner steps of linear warm-up, then cosine over the whole run. clip: largest gradient norm.
-        device: cpu, or cuda. precision: fp32, or bf16 for autocast. seed: of weights, data order and dropout. threads:
-        intra-op threads, which change bits.
+        device: cpu, or cuda. precision: fp32, or bf16 for autocast; one for all workers, or one for each with commas
+        between. seed: of weights, data order and dropout. threads: intra-op threads, which change bits.
+        probe: tokens of held-out text on which workers' predictions are compared each round; 0 for never.
+        dynamics: what is not ideal about the workers.
     """
 
     method: Method
@@ -69,6 +72,8 @@ class Run:
     precision: str = "fp32"
     seed: int = 0
     threads: int = 1
+    probe: int = 512
+    dynamics: Dynamics = Dynamics()
 
     def __post_init__(self) -> None:
         for name in ("workers", "steps", "accumulate", "threads"):
@@ -80,12 +85,25 @@ class Run:
             raise UsageError(
                 "--device cuda was given, but PyTorch sees no CUDA device here; leave it out to train on the CPU"
             )
+        self.dynamics.check(self.workers)
+        if self.precision.count(",") not in (0, self.workers - 1):
+            raise UsageError(
+                f"--precision was {self.precision}, but there are {self.workers} workers; give one for all, or one for "
+                "each with commas between"
+            )
+        for worker in range(self.workers):
+            autocast(self.precision_of(worker))
         if self.method.period and self.method.period > self.steps:
             raise UsageError(
                 f"--period {self.method.period} is longer than the run's --steps {self.steps}, so no round would ever "
                 "close; "
                 f"give a period of at most {self.steps}, or more steps"
             )
+
+    def precision_of(self, worker: int) -> str:
+        """What the forward pass of a worker computes in."""
+        each = self.precision.split(",")
+        return each[worker % len(each)]
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,14 @@ class Result:
     """fingerprint of the text and tokenizer"""
     curve: tuple[tuple[int, int, float], ...] = ()
     """(inner steps, bytes sent per worker, val_loss of the shared model) along the way"""
+    disagreement: tuple[tuple[int, float, float], ...] = ()
+    """(inner steps, Jensen-Shannon distance of predictions, relative L2 distance of weights) at each round's end"""
+
+    @property
+    def js(self) -> float | None:
+        """The Jensen-Shannon distance between workers at the end of a round, mean over the last quarter of the run."""
+        last = [js for step, js, _ in self.disagreement if step > 0.75 * self.steps]
+        return sum(last) / len(last) if last else None
 
     def as_json(self) -> dict[str, Any]:
         """A JSON-able object with the fields' names; nan and inf, which JSON does not know, as None."""
@@ -123,6 +149,9 @@ class Result:
         values: dict[str, Any] = dict(saved)
         values["val_loss"] = _number(saved["val_loss"])
         values["val_loss_workers"] = tuple(map(_number, saved["val_loss_workers"]))
+        values["disagreement"] = tuple(
+            (step, _number(js), _number(l2)) for step, js, l2 in saved.get("disagreement", ())
+        )
         values["curve"] = tuple((step, sent, _number(loss)) for step, sent, loss in saved["curve"])
         return Result(**values)
 

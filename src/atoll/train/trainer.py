@@ -5,27 +5,30 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atoll.errors import CheckpointError, UsageError
 from atoll.files import write_json
 from atoll.sync.drive import take_turns
-from atoll.sync.flow import Flow, drain, settle
 from atoll.sync.gather import Gathering
 from atoll.train.checkpoint import Checkpoints
 from atoll.train.corpus import load_corpus
 from atoll.train.directory import open_directory
+from atoll.train.dynamics import Dynamics
 from atoll.train.evaluate import held_out_loss
 from atoll.train.inner import autocast
 from atoll.train.metrics import LOG_EVERY, Recorder
 from atoll.train.model import export_model
+from atoll.train.monitor import Monitor
 from atoll.train.run import Result, Run
 from atoll.train.shards import held_out_batches, make_shards
+from atoll.train.team import Team
 from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
-from atoll.train.worker import Worker, make_model
-from atoll.wire import Event, Landed, Lost, PeerGroup
+from atoll.train.worker import Worker, make_model, under
+from atoll.wire import Lost, PeerGroup
 
 EVALUATIONS = 20
 """Evaluations of the shared model along a run."""
@@ -88,22 +91,31 @@ class Trainer:
         )
         mean = sum(shard.size for shard in shards) / run.workers
         numbers = [group.membership.me for group in groups]
-        self.run, self.out, self.fingerprint = run, out, corpus.fingerprint
+        self.run, self.groups, self.out, self.fingerprint = run, groups, out, corpus.fingerprint
         self.workers = [
             Worker(run, make_model(run, corpus.vocab, build), shards[m], shards[m].size / mean, group)
             for m, group in zip(numbers, groups, strict=True)
         ]
+        self.team = Team(run, self.workers, groups)
         self.lead = self.workers[0]
         self.speaks = self.lead.number == 0
         held_out = held_out_batches(corpus, batch=ROWS, length=data.length, most=EVALUATED)
         self.held_out = [batch.to(run.device) for batch in held_out]
+        self.monitor = Monitor(run, self.held_out)
         self.evaluate_every = max(1, run.steps // EVALUATIONS)
         self.save_every = save_every or run.method.period or SAVE_EVERY
         self.checkpoints = Checkpoints(out) if out else None
-        self.start, self.sent, self.spent, self.gatherings = 0, 0, 0.0, 0
+        self.start, self.tokens, self.spent, self.gatherings = 0, 0, 0.0, 0
         self.curve: list[tuple[int, int, float]] = []
+        self.disagreement: list[tuple[int, float, float]] = []
         self._since = 0.0
         self._check()
+        self.team.start()
+
+    @property
+    def sent(self) -> int:
+        """Bytes handed to links by a local worker, the most of any."""
+        return max(self.team.sent.values())
 
     def _check(self) -> None:
         """Refuse what would train, but not to a shared model; and peers that train something else."""
@@ -119,6 +131,16 @@ class Trainer:
             raise UsageError(
                 "this trainer gives each worker one process, but the group has islands of several lanes; use "
                 "Synchronizer in a loop of your own"
+            )
+        if run.dynamics != Dynamics() and len(self.workers) < run.workers:
+            raise UsageError(
+                "--pool, --drop and --speeds are experiments with all workers in one process; start them without "
+                "torchrun"
+            )
+        if run.dynamics.speeds and state.gradient_tracks():
+            raise UsageError(
+                f"{run.method.name} averages gradients within a step, so no worker can be slower than another; leave "
+                "--speeds out"
             )
         told = f"{run!r};{self.fingerprint}"
         mine = float(int(sha256(told.encode()).hexdigest()[:12], 16))
@@ -144,29 +166,19 @@ class Trainer:
         run = self.run
         with record:
             self._greet(record)
-            self._since, spent, seen = time.monotonic(), self.spent, 0
+            self._since, spent, seen = time.monotonic(), self.spent, self.tokens
             for step in range(self.start + 1, run.steps + 1):
-                tokens = [worker.backward() for worker in self.workers]
-                events = self._sync([worker.sync.before() for worker in self.workers])
-                record.events(step, [event for event in events if isinstance(event, Lost)], 0.0)
-                for worker in self.workers:
-                    worker.update()
-                boundary = time.monotonic()
-                events = self._sync(
-                    [worker.sync.after(count) for worker, count in zip(self.workers, tokens, strict=True)]
-                )
-                seen += sum(tokens) * run.workers // len(self.workers)
-                if events:
-                    record.events(step, events, time.monotonic() - boundary)
+                self._step(step, record)
                 if step % LOG_EVERY == 0 or step == run.steps:
-                    record.step(
-                        step, [worker.loss.item() for worker in self.workers], seen / (self._training_seconds() - spent)
-                    )
+                    speed = (self.tokens - seen) / (self._training_seconds() - spent)
+                    record.step(step, [worker.loss.item() for worker in self.team.active], speed)
                 if step == run.steps:
-                    self._sync([drain(worker.sync.state) for worker in self.workers])
+                    record.events(step, self.team.drain(), 0.0)
                 if step % self.evaluate_every == 0 or step == run.steps:
                     with self._off_the_clock():
                         self._evaluate(step, record)
+                if joined := self.team.regroup(step):
+                    record.say(f"step {step}  {joined} workers from here on")
                 if self.checkpoints and (step % self.save_every == 0 or step == run.steps):
                     with self._off_the_clock():
                         record.flush()
@@ -174,42 +186,53 @@ class Trainer:
             self.spent = self._training_seconds()
             return self._finish()
 
-    def _sync(self, flows: Sequence[Flow | None]) -> list[Event]:
-        """Carry out the local workers' flows; the lead's events, with the bytes of every local landing counted."""
-        ready = [(flow, worker) for flow, worker in zip(flows, self.workers, strict=True) if flow]
-        if not ready:
-            return []
-        events = take_turns([flow for flow, _ in ready], [worker.sync.group for _, worker in ready])
-        self.sent += max(sum(event.sent for event in each if isinstance(event, Landed)) for each in events)
-        return events[0]
+    def _step(self, step: int, record: Recorder) -> None:
+        """One tick: whoever moves takes an inner step, and what is due at its end is carried out."""
+        movers = self.team.movers(step)
+        tokens = [worker.backward() for worker in movers]
+        record.events(step, [event for event in self.team.before(movers) if isinstance(event, Lost)], 0.0)
+        for worker in movers:
+            worker.update()
+        if self.monitor.due(step):
+            with self._off_the_clock():
+                distance = self.monitor.measure(self.team.active, self.groups)
+                self.disagreement.append((step, distance.js, distance.relative))
+                record.disagreement(step, distance)
+        boundary = time.monotonic()
+        events = self.team.after(movers, tokens)
+        self.tokens += sum(tokens) * self.run.workers // len(self.workers)
+        if events:
+            record.events(step, events, time.monotonic() - boundary)
 
     def _gather(self, rows: Sequence[list[float]]) -> list[list[float]]:
         """Some numbers of every local worker to everyone; also a meeting point that nobody passes before all have
         come."""
         self.gatherings += 1
         gatherings = [
-            Gathering(worker.sync.state.membership, self.gatherings, row)
+            Gathering(worker.sync.group.membership, self.gatherings, row)
             for worker, row in zip(self.workers, rows, strict=True)
         ]
-        take_turns([gathering.flow() for gathering in gatherings], [worker.sync.group for worker in self.workers])
+        take_turns([gathering.flow() for gathering in gatherings], self.groups)
         return gatherings[0].rows
 
     def _evaluate(self, step: int, record: Recorder) -> None:
+        anchors = self.team.shared()
         if self.speaks:
-            with self.lead.sync.shared_weights() as model:
-                loss = held_out_loss(model, self.held_out, autocast(self.run.precision, self.run.device))
+            with self.lead.sync.lent(anchors) as model:
+                loss = held_out_loss(model, self.held_out, autocast(self.lead.precision, self.run.device))
             self.curve.append((step, self.sent, loss))
             record.evaluation(step, loss, self.sent)
 
     def _save(self, checkpoints: Checkpoints, step: int) -> None:
-        """Every worker's part, then, when all have written theirs, the marker."""
-        take_turns(
-            [settle(worker.sync.state) for worker in self.workers], [worker.sync.group for worker in self.workers]
-        )
-        shared = {"sent": self.sent, "spent": self.spent, "curve": self.curve}
+        """Every worker's part, then, when all have written theirs, the marker. The first has the team's."""
+        self.team.settle()
+        team, kept = self.team.save()
+        shared = {"tokens": self.tokens, "spent": self.spent, "curve": self.curve, "disagreement": self.disagreement}
         for worker in self.workers:
             meta, tensors = worker.save()
-            checkpoints.write(step, worker.number, meta | shared, tensors)
+            tensors |= {f"keeper.{name}": tensor for name, tensor in kept} if worker is self.lead else {}
+            meta |= shared | {"team": team, "sent": self.team.sent[worker.number]}
+            checkpoints.write(step, worker.number, meta, tensors)
         if len(self.workers) < self.run.workers:
             self._gather([[0.0] for _ in self.workers])
         if self.speaks:
@@ -225,11 +248,18 @@ class Trainer:
                 "give all of them the same, shared directory"
             )
         self.start = int(newest[0][0])
+        team, kept = dict[str, Any](), dict[str, Tensor]()
         for worker in self.workers if self.start else []:
             meta, tensors = checkpoints.read(self.start, worker.number)
             worker.load(meta, tensors)
-            self.sent, self.spent = meta["sent"], meta["spent"]
-            self.curve = [(step, sent, loss) for step, sent, loss in meta["curve"]]
+            self.team.sent[worker.number] = meta["sent"]
+            if worker is self.lead:
+                self.tokens, self.spent = meta["tokens"], meta["spent"]
+                self.curve = [(step, sent, loss) for step, sent, loss in meta["curve"]]
+                self.disagreement = [(step, js, l2) for step, js, l2 in meta["disagreement"]]
+                team, kept = meta["team"], under("keeper.", tensors)
+        if self.start:
+            self.team.load(team, kept)
 
     def _greet(self, record: Recorder) -> None:
         if self.start:
@@ -242,30 +272,33 @@ class Trainer:
 
     def _finish(self) -> Result:
         losses = [
-            held_out_loss(worker.model, self.held_out, autocast(self.run.precision, self.run.device))
+            held_out_loss(worker.model, self.held_out, autocast(worker.precision, self.run.device))
             for worker in self.workers
         ]
         final = self.curve[-1][2] if self.speaks else 0.0
-        rows = self._gather([[loss, final, float(self.sent)] for loss in losses])
-        state = self.lead.sync.state
+        sent = [float(self.team.sent[worker.number]) for worker in self.workers]
+        rows = self._gather([[loss, final, own] for loss, own in zip(losses, sent, strict=True)])
+        state, anchors = self.lead.sync.state, self.team.shared()
+        kept = self.team.keeping
         result = Result(
             method=self.run.method.name,
             workers=self.run.workers,
             steps=self.run.steps,
-            rounds=max((track.updates for track in state.tracks), default=0),
+            rounds=max((track.updates for track in (kept.tracks if kept else state.tracks)), default=0),
             period=self.run.method.period,
-            tokens=state.work.tokens * self.run.workers,
+            tokens=self.tokens,
             val_loss=final if self.speaks else rows[0][1],
             val_loss_workers=tuple(row[0] for row in rows),
             bytes_sent_per_worker=round(max(row[2] for row in rows)),
             wall_s=self.spent,
-            digest=state.digest(),
+            digest=state.digest(anchors),
             seed=self.run.seed,
             data=self.fingerprint,
             curve=tuple(self.curve),
+            disagreement=tuple(self.disagreement),
         )
         if self.out and self.speaks:
-            with self.lead.sync.shared_weights() as model:
+            with self.lead.sync.lent(anchors) as model:
                 export_model(model, self.out / "model")
             write_json(self.out / "result.json", result.as_json())
         return result

@@ -1,5 +1,6 @@
 """One worker: a replica of the model, its data, its inner optimizer and its synchronizer."""
 
+import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ class Worker:
     def __init__(self, run: Run, model: nn.Module, shard: Shard, share: float, group: PeerGroup) -> None:
         self.run = run
         self.number = group.membership.me
+        self.precision = run.precision_of(self.number)
         self.model = model
         self.shard = shard
         self.inner = run.method.inner.build(self.model)
@@ -49,7 +51,7 @@ class Worker:
         with self._drawing_its_own():
             for _ in range(self.run.accumulate):
                 batch = self.shard.next_batch().to(self.run.device, non_blocking=True)
-                with autocast(self.run.precision, self.run.device):
+                with autocast(self.precision, self.run.device):
                     loss = next_token_loss(self.model, batch) / self.run.accumulate
                 loss.backward()  # pyright: ignore[reportUnknownMemberType]  # torch leaves its signature untyped
                 losses.append(loss.detach())
@@ -58,11 +60,27 @@ class Worker:
         return tokens
 
     def update(self) -> None:
-        """Clip, set the learning rate of this step of the whole run, move, forget the gradient."""
+        """Clip, set the learning rate of this step of the whole run, move, forget the gradient.
+
+        A slower worker takes fewer steps, and comes to the end of the schedule with the others.
+        """
         clip_gradients(self.model.parameters(), self.run.clip)
-        self.inner.set_lr_scale(self.lr_scale(self.step))
+        self.inner.set_lr_scale(self.lr_scale(math.floor(self.step / self.run.dynamics.pace(self.number))))
         self.inner.step()
         self.inner.zero_grad()
+
+    def join(self, other: "Worker") -> None:
+        """Enter a run that goes on: anchors, outer state and counts are another worker's, live is the anchor, and the
+        inner optimizer and what a codec remembers begin anew."""
+        state, theirs = self.sync.state, other.sync.state
+        state.load(theirs.meta(), dict(theirs.tensors()))
+        for track in state.tracks:
+            for tensor in track.codec.values():
+                tensor.zero_()
+        for fragment in state.fragments:
+            if fragment.anchor:
+                fragment.live.adopt(fragment.anchor)
+        self.inner = self.run.method.inner.build(self.model)
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything that decides what comes next, as JSON-able values and tensors. Exchanges in flight must have been
@@ -77,8 +95,8 @@ class Worker:
         """Take up where `save` left off."""
         for name, tensor in self._model_tensors().items():
             tensor.detach().copy_(tensors[f"model.{name}"])
-        self.sync.state.load(meta["sync"], _under("sync.", tensors))
-        self.inner.load_state_dict(_under("inner.", tensors))
+        self.sync.state.load(meta["sync"], under("sync.", tensors))
+        self.inner.load_state_dict(under("inner.", tensors))
         self.shard.load_state_dict(meta["shard"])
         self._random = [tensors[f"random.{place}"] for place in range(len(self._random))]
 
@@ -120,7 +138,8 @@ def make_model(run: Run, vocab: int, build: Callable[[], nn.Module] | None) -> n
     return nn.Module.to(model, run.device)
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

@@ -85,13 +85,14 @@ def aligned(part: Tensor) -> Tensor:
     return part.clone(memory_format=torch.contiguous_format)
 
 
-def scale_of(rows: Tensor) -> Tensor:
-    """max |x| of each row in fp32, as a column; 0 where it lies below the normal range of fp32 (2^-126).
+LEAST = 2.0**-118
+"""The least scale in use: the reciprocal of a lower one, 127 times over, could leave the range of fp32."""
 
-    A NaN makes it NaN.
-    """
+
+def scale_of(rows: Tensor) -> Tensor:
+    """max|x| of each row in fp32, as a column; 0 where it lies below `LEAST`, NaN where a value is NaN."""
     scale = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_()).float()
-    return scale.masked_fill_(scale < torch.finfo(torch.float32).tiny, 0)
+    return scale.masked_fill_(scale < LEAST, 0)
 
 
 def divisor(scale: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class float4(Blockwise):
     0 and +-s 2^(c-7), c = 1..7.
 
     |error| <= max(|x|/3, s 2^-7), to rounding. Nearest in value: x/s, rounded to fp32, goes up from the midpoints
-    0.75 2^k on, and from half of the lowest level 2^-6; a block whose s is below 2^-126 becomes zeros. On the wire: s,
+    0.75 2^k on, and from half of the lowest level 2^-6; a block whose s is below 2^-118 becomes zeros. On the wire: s,
     then a nibble per value, sign above c, the first of two in the lower half of a byte.
 
     Streaming DiLoCo (section 3.3) sends deltas so and sums them in fp32; how they are scaled, whether one code is zero

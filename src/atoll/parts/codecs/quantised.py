@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from atoll.errors import CompositionError
-from atoll.parts.codecs.blocks import Blockwise, aligned, check_block, divisor, pack, packed_size, scale_of, unpack
+from atoll.parts.codecs.blocks import (
+    LEAST,
+    Blockwise,
+    aligned,
+    check_block,
+    divisor,
+    pack,
+    packed_size,
+    scale_of,
+    unpack,
+)
 
 FP32 = 4
 """Bytes."""
@@ -31,10 +41,10 @@ class Levels(Protocol):
 
 @dataclass(frozen=True)
 class linear:
-    """Equal steps from -s to s = max|x|: q = round(x / s L), halves to even, L = 2^(bits-1) - 1; decoded (q / L) s.
+    """Equal steps from -s to s = max|x|: q = round(x (L / s)), halves to even, L = 2^(bits-1) - 1; decoded q (s / L).
 
-    |error| <= s / (2 L), to rounding; a block whose s is below 2^-126 becomes zeros. On the wire: s in fp32, then
-    q + L.
+    |error| <= s / (2 L), to rounding, for |x| up to 2^127; a block whose s is below 2^-118 becomes zeros. On the wire:
+    s in fp32, then q + L.
     """
 
     def entries(self, bits: int) -> int:
@@ -42,15 +52,15 @@ class linear:
         return 1
 
     def codes(self, rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        """Divided first: s / L would be too coarse where s is just above 2^-126."""
+        """One division per block, and one multiplication per value."""
         scale, top = scale_of(rows), (1 << (bits - 1)) - 1
-        whole = rows.div(divisor(scale)).mul_(top).round_().to(torch.int16)
+        whole = rows.mul((top / scale).masked_fill_(scale == 0, 0)).round_().to(torch.int16)
         return scale, whole.to(torch.uint8).add_(top)
 
     def values(self, header: Tensor, codes: Tensor, bits: int, OUT: Tensor) -> None:
-        """Divided first: q s could overflow."""
+        """One division per block again."""
         top = (1 << (bits - 1)) - 1
-        OUT.copy_(codes.sub(top).view(torch.int8)).div_(top).mul_(header)
+        OUT.copy_(codes.sub(top).view(torch.int8)).mul_(header.to(OUT.dtype).div_(top))
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class statistical:
 
     With mu and sigma (of the population) of each block and w = 6 sigma / n: bucket = clamp(floor((x - mu) / w + n/2),
     0, n - 1). |error| <= w, to rounding, but in the first and the last bucket, which hold all that lies outside, at
-    most w + max(0, max|x - mu| - 3 sigma). A block whose w is below 2^-126 becomes its mean. Magnitudes above 2^115 may
+    most w + max(0, max|x - mu| - 3 sigma). A block whose w is below 2^-118 becomes its mean. Magnitudes above 2^115 may
     overflow, which makes the block NaN. On the wire: the n means in fp32 (an empty bucket's centre), then the buckets.
 
     INTELLECT-1 (int8) and SparseLoCo (2 bit). INTELLECT-1's report says mu +- 6 sigma; the code, and we, have 3. The
@@ -76,28 +86,41 @@ class statistical:
         n = 1 << bits
         mean = rows.mean(1, keepdim=True)
         apart = rows - mean
-        # In fp64, where no square of a number in fp32 over- or underflows.
-        sigma = torch.linalg.vector_norm(apart, dim=1, keepdim=True, dtype=torch.float64).div_(rows.shape[1] ** 0.5)
-        width = sigma.mul(6 / n).to(rows.dtype)
-        width.masked_fill_(width < torch.finfo(torch.float32).tiny, 0)
+        width = _norm(apart).div_(rows.shape[1] ** 0.5).mul_(6 / n)
+        width.masked_fill_(width < LEAST, 0)
         apart.div_(divisor(width)).add_(n / 2)
         # At most n/6 sqrt(4096) + n/2 in magnitude, so it fits. Above -1 it is cut off to 0, to which it is clamped
         # anyway; what is not a number becomes some integer.
-        codes = apart.to(torch.int16).clamp_(0, n - 1).to(torch.uint8)
-        index = codes.to(torch.int64)
-        sums, counts = apart.new_zeros(2, len(rows), n)
-        sums.scatter_add_(1, index, apart)
-        counts.scatter_add_(1, index, apart.new_ones(1, 1).expand_as(apart))
+        codes = apart.to(torch.int16).clamp_(0, n - 1)
+        cells, lanes = codes, max(1, 64 // n)
+        if lanes > 1:
+            # Few buckets are spread over several lanes, or each addition would wait for the one before.
+            cells = codes.add(torch.arange(rows.shape[1], dtype=torch.int16).remainder_(lanes).mul_(n))
+        cells = cells.to(torch.int64)
+        sums, counts = apart.new_zeros(2, len(rows), lanes * n)
+        sums.scatter_add_(1, cells, apart)
+        counts.scatter_add_(1, cells, torch.ones_like(apart[:1]).expand_as(apart))
+        if lanes > 1:
+            sums, counts = (each.view(len(rows), lanes, n).sum(1) for each in (sums, counts))
         centres = torch.arange(n, dtype=apart.dtype).add_(0.5).expand_as(sums)
         book = torch.where(counts > 0, sums.div_(counts), centres).sub_(n / 2).mul_(width).add_(mean)
-        # Whatever is not finite makes sigma so, and then all of the block.
-        return book.add_(sigma - sigma).float(), codes
+        # Whatever is not finite makes the width so, and then all of the block.
+        return book.add_(width - width).float(), codes.to(torch.uint8)
 
     def values(self, header: Tensor, codes: Tensor, bits: int, OUT: Tensor) -> None:
         """Looked up."""
         first = torch.arange(0, header.numel(), 1 << bits, dtype=torch.int32).unsqueeze(1)
         index = codes.to(torch.int32).add_(first)
         torch.index_select(header.to(OUT.dtype).view(-1), 0, index.view(-1), out=OUT.view(-1))
+
+
+def _norm(rows: Tensor) -> Tensor:
+    """L2 norm of each row, as a column: again in fp64 where squares could have left the range of fp32."""
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    if norm.amin().item() > 2**-48 and norm.amax().item() < 2**60:
+        return norm
+    unsafe = (norm > 2**-48).logical_and_(norm < 2**60).logical_not_()
+    return torch.where(unsafe, torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64), norm).to(norm)
 
 
 @dataclass(frozen=True)
@@ -113,7 +136,7 @@ class quantise(Blockwise):
     """
 
     bits: int
-    block: int = 1024
+    block: int = 4096
     by: Levels = linear()
 
     def __post_init__(self) -> None:

@@ -44,7 +44,23 @@ from atoll.testing.reference.keeper import (
 )
 from atoll.testing.reference.outers import adam, nesterov, sgd
 
+LOOPS = {
+    "opendiloco-sparse": compressed_diloco,
+    "sparseloco": compressed_diloco,
+    "muloco": compressed_diloco,
+    "global-m1": factored_gossip,
+    "global-m1-local-m2": factored_gossip,
+    "global-m1-local-m2-subset": factored_gossip,
+    "local-m1": factored_gossip,
+    "local-m1-m2": factored_gossip,
+    "local-m1-m2-subset": factored_gossip,
+    "global-m1-blocking": blocking_gossip,
+    "local-m1-m2-blocking": blocking_gossip,
+}
+"""The loop of each method that has none of its own name."""
+
 __all__ = [
+    "LOOPS",
     "Codec",
     "ErrorFeedback",
     "Gradient",

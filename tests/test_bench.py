@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench import after_step, boundary, memory, throughput
+from bench import after_step, boundary, codecs, memory, throughput
 from bench.measure import Figure, in_turns, ratios
 
 
@@ -30,10 +30,11 @@ def test_a_line_has_median_quartiles_goal_and_verdict() -> None:
     [
         (lambda: after_step.figures(calls=10, turns=2, layers=2), 6),
         (lambda: boundary.figures(width=32, layers=2, vocab=64, turns=2, threads=(1,)), 1),
+        (lambda: codecs.figures(numel=10_000, turns=1, names=["quantise(8, linear())", "topk(64)"]), 4),
         (lambda: memory.figures(["streaming"], width=32, layers=2, vocab=64, turns=1), 2),
         (lambda: throughput.figures(steps=2, turns=1, threads=(1,)), 1),
     ],
-    ids=["after_step", "boundary", "memory", "throughput"],
+    ids=["after_step", "boundary", "codecs", "memory", "throughput"],
 )
 def test_a_bench_gives_a_finite_figure_for_every_goal(figures, goals: int) -> None:
     found = list(figures())

@@ -7,6 +7,7 @@ element i of the other, and everything heavier than a chunk is done in a loop ov
 chunk, never a copy of the model.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -92,6 +93,11 @@ class Layout:
             first = start * self.parts
             ranges += [(first + part * length, first + (part + 1) * length) for part in range(self.parts)]
         return tuple(ranges)
+
+    @cached_property
+    def lengths(self) -> Counter[int]:
+        """How many chunks there are of each length: two lengths at most."""
+        return Counter(stop - start for start, stop in self.chunks)
 
     def element(self, start: int) -> tuple[int, int]:
         """The first element of the chunk at `start`, and which of its values the chunk holds."""

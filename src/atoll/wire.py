@@ -345,17 +345,18 @@ def bytes_sent(
     """
     item, total = layout.dtype.itemsize, 0
     told = members - 1 if told is None else told
-    for start, stop in layout.chunks:
-        wire = codec.nbytes(stop - start, item)
+    for length, count in layout.lengths.items():
+        wire, sent = codec.nbytes(length, item), 0
         match fold:
             case Keep():
-                total += 0 if refused else told * wire
+                sent = 0 if refused else told * wire
             case Reduce(result):
-                owned = list(pieces(start, stop, members, math.lcm(codec.block, result.block)))
+                owned = list(pieces(0, length, members, math.lcm(codec.block, result.block)))
                 first, last = owned[index]
                 if not refused:
-                    total += sum(codec.nbytes(b - a, item) for at, (a, b) in enumerate(owned) if at != index)
-                total += (members - 1) * result.nbytes(last - first, item)
+                    sent = sum(codec.nbytes(b - a, item) for at, (a, b) in enumerate(owned) if at != index)
+                sent += (members - 1) * result.nbytes(last - first, item)
             case Sum():
-                total += 2 * (members - 1) * wire // members
+                sent = 2 * (members - 1) * wire // members
+        total += sent * count
     return total

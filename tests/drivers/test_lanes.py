@@ -6,6 +6,7 @@ are multiples of 64 bytes, so that vectorised operations have no tails which wou
 
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,9 +23,14 @@ from atoll.parts.mixers import all_mean
 from atoll.parts.outers import nesterov
 from atoll.parts.schedules import every, staggered
 from atoll.peers.torchdist import TorchGroup
+from atoll.recipes.diloco import eager_diloco
+from atoll.recipes.gossip import factored_gossip, noloco
+from atoll.sync.drive import drive
 from atoll.sync.rule import Carry, Rule, Strategy
+from atoll.sync.shared import Sharing
 from atoll.sync.synchronizer import Synchronizer
 from atoll.testing.processes import gloo, launch
+from atoll.trees import digest, whole
 from atoll.wire import Landed, PeerGroup, Reduce
 
 ISLANDS, STEPS, WIDTH = 2, 8, 64
@@ -38,6 +44,9 @@ STRATEGIES: dict[str, Strategy] = {
         by_name("0.*", "*"),
     ),
     "data-parallel": Strategy((Rule(every(1), carry=Carry.GRADIENT, merge=leave()),)),
+    "eager": eager_diloco(2).strategy,
+    "factored-gossip": factored_gossip(2).strategy,
+    "noloco": noloco(2).strategy,
 }
 
 
@@ -54,8 +63,16 @@ def batch(worker: int, step: int) -> Tensor:
     return torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(100 * worker + step))
 
 
-def train(model: nn.Module, group: PeerGroup, name: str) -> tuple[str, list[tuple[float, ...]]]:
-    """The digest of the shared model, and the norms of the contributions of every landing."""
+class Seen(NamedTuple):
+    """Digests of the shared model and of live, and the norms of the contributions of every landing."""
+
+    shared: str
+    live: str
+    norms: list[tuple[float, ...]]
+
+
+def train(model: nn.Module, group: PeerGroup, name: str) -> Seen:
+    """One worker's run."""
     worker, optimizer = group.membership.me, torch.optim.AdamW(model.parameters(), lr=0.01)
     norms: list[tuple[float, ...]] = []
     with Synchronizer(model, STRATEGIES[name], group) as sync:
@@ -66,19 +83,18 @@ def train(model: nn.Module, group: PeerGroup, name: str) -> tuple[str, list[tupl
             optimizer.zero_grad()
             events += sync.after_step(tokens=16)
             norms += [event.norms for event in events if isinstance(event, Landed)]
-    return sync.state.digest(), norms
+    sharing = Sharing(sync.state, 0)
+    drive(sharing.flow(), group)
+    return Seen(sync.state.digest(sharing.anchors), digest(model.named_parameters(), whole), norms)
 
 
-Digests = dict[str, tuple[str, list[tuple[float, ...]]]]
-
-
-def plain(rank: int, folder: Path) -> Digests:
+def plain(rank: int, folder: Path) -> dict[str, Seen]:
     with gloo(rank, ISLANDS, folder / "plain"), closing(TorchGroup()) as group:
         return {name: train(network(), group, name) for name in STRATEGIES}
 
 
-def sharded(rank: int, folder: Path) -> Digests:
-    digests: Digests = {}
+def sharded(rank: int, folder: Path) -> dict[str, Seen]:
+    seen: dict[str, Seen] = {}
     with gloo(rank, 2 * ISLANDS, folder / "sharded"), closing(TorchGroup(lanes=2)) as group:
         island = init_device_mesh("cpu", (ISLANDS, 2), mesh_dim_names=("worker", "lane"))["lane"]
         for name in STRATEGIES:
@@ -88,25 +104,26 @@ def sharded(rank: int, folder: Path) -> Digests:
                     fully_shard(layer, mesh=island)
             fully_shard(model, mesh=island)
             assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-            digests[name] = train(model, group, name)
-    return digests
+            seen[name] = train(model, group, name)
+    return seen
+
+
+Both = tuple[list[dict[str, Seen]], list[dict[str, Seen]]]
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Digests], list[Digests]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     """What the ranks saw: one per island, and two per island."""
     folder = tmp_path_factory.mktemp("lanes")
     return launch(plain, ISLANDS, folder), launch(sharded, 2 * ISLANDS, folder)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_two_sharded_lanes_per_island_give_the_bits_of_one_rank(
-    name: str, both: tuple[list[Digests], list[Digests]]
-) -> None:
-    (one, norms), *others = [digests[name] for digests in both[0]]
-    assert [digest for digest, _ in others] == [one] * (ISLANDS - 1)
-    for digests in both[1]:
-        digest, of_shards = digests[name]
-        assert digest == one
-        for whole, summed in zip(norms, of_shards, strict=True):
-            assert summed == pytest.approx(whole, rel=1e-5)
+def test_two_sharded_lanes_per_island_give_the_bits_of_one_rank(name: str, both: Both) -> None:
+    alone, lanes = ([seen[name] for seen in ranks] for ranks in both)
+    assert len({seen.shared for seen in alone}) == 1
+    for rank, of_shards in enumerate(lanes):
+        one = alone[rank // 2]
+        assert (of_shards.shared, of_shards.live) == (one.shared, one.live)
+        for whole_norms, summed in zip(one.norms, of_shards.norms, strict=True):
+            assert summed == pytest.approx(whole_norms, rel=1e-5)

@@ -307,6 +307,20 @@ def test_decoupled_is_its_plain_loop_bit_for_bit(
     )
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_async_local_sgd_of_equal_workers_with_a_delay_of_all_of_them_is_diloco(workers: int) -> None:
+    """The footnote of the paper: N deltas from one anchor are one Nesterov step on their mean, but for rounding."""
+    module = toys.Mlp()
+    part = keeper(1, 0, evenly(), delayed_nesterov(0.7, 0.9, delay=workers))
+    paces = [Fraction(1)] * workers
+    syncs, keeping, _ = run_kept(
+        module, Strategy((Rule(matched(6), mixer=part),)), workers=workers, ticks=30, paces=paces, seed=SEED
+    )
+    step = toys.inner_step(module, toys.adamw, seed=SEED)
+    want, _ = reference.diloco(toys.initial(module), workers=workers, steps=30, inner_step=step, period=6, outer=PLAIN)
+    assert toys.distance(shared(syncs[0], keeping.anchors), want) < 1e-10
+
+
 # The methods on the command line are those compositions
 
 

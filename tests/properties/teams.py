@@ -43,8 +43,8 @@ class Blocks(toys.Mlp):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
-        first, *blocks, head = self.children()
-        for name in [name for name, _ in self.named_children()]:
+        first, *blocks, head = super().children()
+        for name in ("first", "middle", "last", "head"):
             delattr(self, name)
         self.embed, self.layers, self.lm_head = first, nn.ModuleList(blocks), head
 

@@ -30,7 +30,7 @@ from atoll.parts.outers import nesterov
 from atoll.parts.schedules import every
 from atoll.recipes.diloco import diloco
 from atoll.recipes.gossip import global_m1, global_m1_local_m2, local_m1, local_m1_m2, noloco
-from atoll.sync.rule import Carry, Rule, Strategy
+from atoll.sync.rule import Rule, Strategy
 from atoll.trees import Layout
 from atoll.wire import Membership
 from tests.properties.teams import Move, Numbers, Team
@@ -136,13 +136,13 @@ def average(numbers: list[float]) -> float:
 
 
 def check(strategy: Strategy, step: Step, want: float) -> None:
-    """Anchors within 1.5 % of the moments of the run's own draws, these within 1.5 % of `want` over many draws, and so
-    anchors within 3 % of it; live at the end of a phase likewise."""
+    """Anchors, and live at the end of a phase, within 1 % of the moments of the run's own draws; these within 1 % of
+    `want` over many draws."""
     own = average(list(islice(moments(step), SETTLE, SETTLE + ROUNDS)))
     seen = spreads(strategy, SETTLE + ROUNDS)[SETTLE:]
-    assert average([anchors for anchors, _ in seen]) == pytest.approx(own, rel=0.015)
-    assert average([live for _, live in seen]) == pytest.approx(own + 1, rel=0.015)
-    assert average(list(islice(moments(step), SETTLE, DRAWS))) == pytest.approx(want, rel=0.015)
+    assert average([anchors for anchors, _ in seen]) == pytest.approx(own, rel=0.01)
+    assert average([live for _, live in seen]) == pytest.approx(own + 1, rel=0.01)
+    assert average(list(islice(moments(step), SETTLE, DRAWS))) == pytest.approx(want, rel=0.01)
 
 
 def closed_form(rho1: float, rho2: float, mu: float) -> float:
@@ -188,7 +188,7 @@ def test_noloco_keeps_workers_0_93_v_apart() -> None:
 def test_diloco_has_no_spread_but_that_of_one_phase(mu: float) -> None:
     seen = spreads(diloco(PERIOD, RATE, mu).strategy, ROUNDS)
     assert {anchors for anchors, _ in seen} == {0.0}
-    assert average([live for _, live in seen]) == pytest.approx(1.0, rel=0.015)
+    assert average([live for _, live in seen]) == pytest.approx(1.0, rel=0.01)
     assert closed_form(0.0, 0.0, mu) == 0.0 == next(moments(factored(alone(), all_mean(), mu)))
 
 

@@ -151,7 +151,9 @@ class Hub:
                 f"workers {to} posted {posts[0].key} with different numbers of elements; they must train the same model"
             )
         key, headers = posts[0].key, [header_of(post) for post in posts]
-        verdict = admit(key, to, headers, posts[0].quorum, self._dropped(key, to))
+        # what a worker keeps to itself cannot get lost
+        lost = self._dropped(key, to) if len(to) > 1 else frozenset[int]()
+        verdict = admit(key, to, headers, posts[0].quorum, lost)
         norms: Sequence[float] = ()
         if isinstance(verdict, Landed):
             spread = _spread_along if posts[0].edges else self._spread
@@ -165,6 +167,8 @@ class Hub:
                 layout, members = post.source.layout, len(to)
                 sent = bytes_sent(post.fold, post.codec, layout, members, index, refused=refused, told=told)
                 answer = replace(heard(answer, post.edges), sent=sent, mean_norm=norms[index])
+                if not sum(answer.weights) > 0:
+                    answer = Lost(key, "; ".join([f"nothing that worker {worker} hears counts", *answer.refused]))
             exchange.answers[worker] = answer
         self._changed.notify_all()
 
@@ -205,6 +209,8 @@ def _spread_along(exchange: _Exchange, to: tuple[int, ...], landed: Landed) -> S
             if total is not None:
                 total.div_(sum(mine.weights))
         for index, worker in enumerate(to):
+            if not sum(rounds[index].weights) > 0:
+                continue
             mean = pool[index][: stop - start]
             squares[index] += torch.linalg.vector_norm(mean).item() ** 2
             source, take = exchange.posts[worker].source, exchange.takes.get(worker)

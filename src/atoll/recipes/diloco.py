@@ -2,7 +2,8 @@
 
 import torch
 
-from atoll.parts.codecs import cast, float4
+from atoll.errors import UsageError
+from atoll.parts.codecs import cast, exact, float4
 from atoll.parts.estimates import eager
 from atoll.parts.fragments import strided
 from atoll.parts.landings import After, Blocking
@@ -67,6 +68,7 @@ def streaming(
     alpha: float = 0.5,
     outer_lr: float = 0.4,
     outer_momentum: float = 0.9,
+    bits: int = 4,
 ) -> Method:
     """Streaming DiLoCo (Douillard et al. 2025, algorithm 2): fragments take turns, land `delay` steps later, and travel
     in 4 bits.
@@ -82,12 +84,15 @@ def streaming(
         alpha: weight of the local copy when a fragment lands, in [0, 1]
         outer_lr: learning rate of the outer optimizer
         outer_momentum: Nesterov momentum of the outer optimizer
+        bits: of each value on the wire: 4, or 32 for the values as they are
     """
+    if bits not in (4, 32):
+        raise UsageError(f"streaming was given bits={bits}, but its wire has 4 bits, or 32 for none taken away")
     rule = Rule(
         staggered(period, fragments + 1),
         outer=nesterov(outer_lr, outer_momentum),
-        codec=float4(),
-        mixer=all_mean(Keep()),
+        codec=float4() if bits == 4 else exact(),
+        mixer=all_mean(Keep()) if bits == 4 else all_mean(),
         landing=After(delay) if delay else Blocking(),
         merge=blend(alpha),
     )

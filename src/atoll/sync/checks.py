@@ -106,6 +106,17 @@ def _messages(rule: Rule) -> Complaints:
             "left out is not zero; write codec=random_mask(...), of which all send the same part, or carry DELTA",
         ),
         (
+            rule.carry is Carry.BOTH and (_drops(rule) or isinstance(rule.codec, random_mask)),
+            f"a rule carrying BOTH was given codec={rule.codec!r}, which leaves out values, but an anchor that was "
+            "left out is not zero; write a codec that sends all of them, such as cast(torch.bfloat16)",
+        ),
+        (
+            rule.carry in (Carry.LIVE, Carry.ANCHOR, Carry.BOTH) and isinstance(rule.codec, error_feedback),
+            f"a rule carrying {name} was given codec={rule.codec!r}, whose memory adds what was lost to the next "
+            "message, but parameters are sent whole each time, so the next would hold them twice; write the inner "
+            "codec alone, or carry DELTA",
+        ),
+        (
             not 0 <= rule.quorum < 1,
             f"quorum was {rule.quorum}, but it is the part of the contributions that must be exceeded; give 0 <= "
             "quorum < 1",
@@ -204,6 +215,11 @@ def _kept(rule: Rule) -> Complaints:
             rule.kept and isinstance(rule.codec, error_feedback),
             f"a rule with a keeper was given codec={rule.codec!r}, whose memory could not be told whether a "
             "contribution counted in time; write the inner codec alone",
+        ),
+        (
+            rule.kept and rule.carry is Carry.LIVE and isinstance(rule.codec, random_mask),
+            f"a rule with a keeper carries LIVE by {rule.codec!r}, but the keeper makes deltas of whole parameters; "
+            "write a codec that sends all of them, or carry DELTA",
         ),
         (
             rule.kept and not isinstance(rule.merge, adopt),

@@ -35,7 +35,22 @@ from atoll.sync.landing import Sink, begin, go_on_alone, make_up, sink_of
 from atoll.sync.sources import AnchorSource, BothSource, DeltaSource, LiveSource, snapshot
 from atoll.sync.state import InFlight, SyncState, Track
 from atoll.trees import Live, Tree
-from atoll.wire import KEEPER, Collect, Event, Keep, Key, Landed, Launched, Lost, Post, Push, Reply, Source, Take
+from atoll.wire import (
+    KEEPER,
+    Collect,
+    Event,
+    Keep,
+    Key,
+    Landed,
+    Launched,
+    Lost,
+    Post,
+    Push,
+    Reply,
+    Snapshot,
+    Source,
+    Take,
+)
 
 Effect = Post | Take | Collect | Reply
 Answer = Key | Landed | Lost | list[Push] | None
@@ -179,7 +194,7 @@ def _launch(state: SyncState, track: Track, source: Source, events: list[Event])
         len(exchange.to),
         exchange.weight,
         kept,
-        _remembered(track),
+        _remembered(track, kept),
     )
     yield replace(_post(state, entry, kept or source, exchange.to), fold=exchange.fold, edges=exchange.edges)
     track.round += 1
@@ -190,10 +205,17 @@ def _launch(state: SyncState, track: Track, source: Source, events: list[Event])
     return entry
 
 
-def _remembered(track: Track) -> Tree | None:
+def _remembered(track: Track, kept: Snapshot | None) -> Tree | None:
     if not track.remembers:
         return None
-    return track.fragment.live.copied() if track.rule.carry is Carry.LIVE else Tree(track.message)
+    if track.rule.carry is Carry.LIVE:
+        return track.fragment.live.copied()
+    assert kept is not None
+    sent = Tree(track.message)
+    for start, stop in track.message.chunks:
+        values = kept.read(start, sent.flat[start:stop])
+        torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0, out=sent.flat[start:stop])
+    return sent
 
 
 def _post(state: SyncState, entry: InFlight, source: Source, to: tuple[int, ...]) -> Post:
@@ -209,7 +231,6 @@ def _post(state: SyncState, entry: InFlight, source: Source, to: tuple[int, ...]
         track.rule.quorum,
         # only what all have met for is agreed by all
         dict(state.own_signals) if to == state.membership.workers else {},
-        echo=entry.sent if isinstance(track.rule.estimate, eager) else None,
     )
 
 
@@ -233,6 +254,9 @@ def _land(state: SyncState, entry: InFlight, live: Live, events: list[Event]) ->
         state.signals.update(outcome.signals)
         if rule.kept:
             track.launched = state.work
+        elif state.membership.me in outcome.dropped and not track.codec and not isinstance(rule.estimate, eager):
+            # live was left, so the next message holds this round's work too
+            track.launched = entry.since
     elif rule.carry is Carry.GRADIENT:
         # own gradients would let the replicas drift apart for good: all skip the step's gradient alike
         for start, stop in track.fragment.layout.chunks:

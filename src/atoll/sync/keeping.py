@@ -3,7 +3,7 @@
     collect    what was handed in joins the open round of its fragment
     close      once `quorum` workers have joined and `grace` ticks have passed since, or all have joined
     step       D_m = anchor - live_m (or the delta that was sent); average; outer step of the anchor
-    reply      everyone who joined gets the new anchor
+    reply      everyone who joined gets the new anchor, after all rounds that the look closes
 
 One call of `keep` is one look. A push that comes after its round has closed joins the next: nothing is dropped. A
 keeper's tick is an inner step of the fastest worker.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from atoll.errors import CheckpointError
 from atoll.parts.keepers import keeper
 from atoll.sync.carry import Carry
-from atoll.sync.flow import Answer, Effect, Flow
+from atoll.sync.flow import Flow
 from atoll.sync.rule import Strategy
 from atoll.sync.state import Fragment, SyncState
 from atoll.trees import State, Tree, cut
@@ -98,23 +98,26 @@ class Keeping:
 
 
 def keep(keeping: Keeping) -> Flow:
-    """One look: join what has come, close what can be closed."""
+    """One look: join what has come, close what can be closed, then answer: all who joined a round that this look closed
+    get the same anchor."""
     keeping.tick += 1
     events: list[Event] = []
     for track in keeping.tracks:
+        closed: list[Reply] = []
         for push in cast(list[Push], (yield Collect(track.rule_index, track.fragment.index))):
             track.joined.append(push)
             if track.ready is None and len(track.joined) >= min(track.part.quorum, keeping.workers):
                 track.ready = keeping.tick
             if track.part.grace == 0 and track.ready is not None:
-                yield from _close(track, events)
+                closed += _close(track, events)
         waited = track.ready is not None and keeping.tick - track.ready >= track.part.grace
         if track.joined and (waited or len(track.joined) == keeping.workers):
-            yield from _close(track, events)
+            closed += _close(track, events)
+        yield from closed
     return events
 
 
-def _close(track: Kept, events: list[Event]) -> Generator[Effect, Answer, None]:
+def _close(track: Kept, events: list[Event]) -> list[Reply]:
     joined = sorted(track.joined, key=lambda push: push.worker)
     track.joined, track.ready = [], None
     fits = [push for push in joined if math.isfinite(push.norm)]
@@ -148,8 +151,7 @@ def _close(track: Kept, events: list[Event]) -> Generator[Effect, Answer, None]:
             anchor = track.anchor.flat[start:stop]
             anchor.sub_(track.part.outer.update(gradient[start:stop], cut(track.outer, start, stop), anchor, landed))
     events.append(landed)
-    for push in joined:
-        yield Reply(push, landed, track.anchor)
+    return [Reply(push, landed, track.anchor) for push in joined]
 
 
 def _delta(track: Kept, push: Push) -> Tensor:

@@ -41,7 +41,7 @@ def apply(state: SyncState, entry: InFlight, live: Live, landed: Landed, start: 
 
     A mean of live or of anchors becomes the anchor itself, to the bit. A worker that was refused adopts the anchor
     whatever the merge: what its live holds is what was refused. One that was not heard in time keeps its live, unless
-    its codec has put aside what was lost.
+    its codec has put aside what was lost; and it keeps an anchor that is its own.
     """
     rule, fragment, me = entry.track.rule, entry.track.fragment, state.membership.me
     if rule.carry is Carry.GRADIENT:
@@ -49,7 +49,7 @@ def apply(state: SyncState, entry: InFlight, live: Live, landed: Landed, start: 
         live.write(start, MEAN)
         return
     unheard = me in landed.dropped
-    if unheard and not rule.steps_by_delta:
+    if unheard and rule.carry is Carry.ANCHOR:
         return
     assert fragment.anchor is not None
     stop = start + _length(fragment.layout.numel, start, MEAN)
@@ -58,7 +58,7 @@ def apply(state: SyncState, entry: InFlight, live: Live, landed: Landed, start: 
     if rule.outer:
         gradient = MEAN
         if isinstance(rule.estimate, eager):
-            fresh = DeltaSource(fragment.anchor, live).read(start, torch.empty_like(anchor))
+            fresh = _finite(DeltaSource(fragment.anchor, live).read(start, torch.empty_like(anchor)))
             gradient = rule.estimate(fresh, MEAN, None if MEAN is None else sent, entry.members)
         assert gradient is not None
         step = rule.outer.update(gradient, cut(entry.track.outer, start, stop), anchor, landed)
@@ -66,14 +66,16 @@ def apply(state: SyncState, entry: InFlight, live: Live, landed: Landed, start: 
     else:
         assert MEAN is not None
         values = MEAN
-        if isinstance(rule.codec, random_mask):
+        if isinstance(rule.codec, random_mask) and not rule.kept:
             mask = rule.codec.at(entry.key.round).mask(len(MEAN))
-            values = torch.where(mask, MEAN, _unsent(rule.carry, live, anchor, sent, start))
+            own = rule.carry is Carry.ANCHOR or me not in landed.peers
+            values = torch.where(mask, MEAN, anchor if own else _unsent(live, anchor, sent, start))
         step = (anchor if sent is None else sent) - values
         anchor.copy_(values)
+    waits = unheard and not entry.track.codec
     merge = rule.merge
     if me not in landed.peers:
-        merge = leave() if unheard and not entry.track.codec else adopt()
+        merge = leave() if waits else adopt()
     near = (
         (lambda tensor: tensor)
         if live.device == anchor.device
@@ -81,6 +83,8 @@ def apply(state: SyncState, entry: InFlight, live: Live, landed: Landed, start: 
     )
     for view, first, last in live.segments(start):
         merge(view, near(step[first:last]), near(anchor[first:last]))
+    if waits and isinstance(rule.estimate, eager):
+        _put_back(entry, start, stop)
 
 
 def begin(state: SyncState, entry: InFlight) -> None:
@@ -95,22 +99,24 @@ def go_on_alone(state: SyncState, entry: InFlight, source: Source) -> None:
     sink, landed = sink_of(state, entry, entry.track.fragment.live), _own(state, entry)
     for start, stop in entry.track.message.chunks:
         values = source.read(start, torch.empty(stop - start, dtype=source.layout.dtype))
-        sink(landed, start, values.clone().masked_fill_(values.isfinite().logical_not_(), 0.0))
+        sink(landed, start, _finite(values.clone()))
 
 
 def make_up(state: SyncState, entry: InFlight) -> None:
     """A round of eager deltas that does not count: its mean is zero, what it held goes back into live, and so leaves
     again with the next."""
-    fragment, snapshot = entry.track.fragment, entry.snapshot
-    assert fragment.anchor is not None
-    assert snapshot is not None
-    sent = snapshot.tree.flat
-    sent.masked_fill_(sent.isfinite().logical_not_(), 0.0)
-    entry.sent = snapshot.tree
-    landed = _own(state, entry)
+    fragment, landed = entry.track.fragment, _own(state, entry)
     for start, stop in fragment.layout.chunks:
-        apply(state, entry, fragment.live, landed, start, torch.zeros_like(sent[start:stop]))
-        fragment.live.write(start, fragment.anchor.flat[start:stop] - sent[start:stop])
+        apply(state, entry, fragment.live, landed, start, torch.zeros(stop - start, dtype=fragment.layout.dtype))
+        _put_back(entry, start, stop)
+
+
+def _put_back(entry: InFlight, start: int, stop: int) -> None:
+    """Live holds again what was sent in vain: the newest delta, which is on its way, no more."""
+    fragment = entry.track.fragment
+    assert fragment.anchor is not None
+    assert entry.sent is not None
+    fragment.live.write(start, fragment.anchor.flat[start:stop] - entry.sent.flat[start:stop])
 
 
 def _own(state: SyncState, entry: InFlight) -> Landed:
@@ -122,10 +128,15 @@ def _length(numel: int, start: int, mean: Tensor | None) -> int:
     return min(CHUNK, numel - start) if mean is None else len(mean)
 
 
-def _unsent(carry: Carry, live: Live, anchor: Tensor, sent: Tensor | None, start: int) -> Tensor:
+def _unsent(live: Live, anchor: Tensor, sent: Tensor | None, start: int) -> Tensor:
     """What this worker has where it sent nothing."""
-    if carry is Carry.ANCHOR or sent is not None:
-        return anchor if sent is None else sent
+    if sent is not None:
+        return sent
     values = torch.empty_like(anchor)
     live.read(start, values)
     return values
+
+
+def _finite(VALUES: Tensor) -> Tensor:
+    """With zeros for what is not finite."""
+    return VALUES.masked_fill_(VALUES.isfinite().logical_not_(), 0.0)

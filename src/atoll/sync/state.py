@@ -62,8 +62,8 @@ class Track:
 
     @property
     def remembers(self) -> bool:
-        """Whether what was sent is needed at the landing: live, to move it by (mean - sent), or the delta as the others
-        saw it, to replace it by a fresh one."""
+        """Whether what was sent is needed at the landing: live, to move it by (mean - sent), or the delta, to replace
+        it by a fresh one."""
         rule = self.rule
         moved = rule.carry is Carry.LIVE and isinstance(rule.landing, After) and isinstance(rule.merge, carry_on)
         return moved or isinstance(rule.estimate, eager)

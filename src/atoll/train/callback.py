@@ -29,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import ParallelMode, TrainingArguments
 
 from atoll.errors import CheckpointError, UsageError
@@ -51,8 +52,10 @@ class SyncCallback(TrainerCallback):
     """Carries out a strategy for one worker whose loop is a `transformers.Trainer`.
 
     Evaluations and checkpoints during training see the shared model, and so does everything after it; each worker
-    needs its own `output_dir`. `resume_from_checkpoint` continues bit for bit. Give it last in `callbacks`, so that it
-    sees what the others ask for. The logged gradient norm is the worker's own, even where gradients are averaged.
+    needs its own `output_dir`. Where each worker has an anchor of its own (gossip, eager), the shared model is their
+    mean, so all workers must evaluate and save at the same steps. `resume_from_checkpoint` continues bit for bit. Give
+    it last in `callbacks`, so that it sees what the others ask for. The logged gradient norm is the worker's own, even
+    where gradients are averaged.
 
     Args: method: a method, of which the strategy is used (inner optimizer and learning rate are the Trainer's), or a
         strategy. group: the way to the other workers; it serves this one run. share: this worker's part of all the
@@ -77,6 +80,7 @@ class SyncCallback(TrainerCallback):
         self._sync: Synchronizer | None = None
         self._loan: ExitStack | None = None
         self._averages = any(rule.carry is Carry.GRADIENT for rule in self.strategy.rules)
+        self._meets = not self.strategy.agrees and len(group.membership.workers) > 1
         self._tokens = 0
 
     @property
@@ -168,10 +172,11 @@ class SyncCallback(TrainerCallback):
         best = [fragment.live.copied() for fragment in fragments] if chosen else []
         self._give_back()
         _tell(self.sync.drain(), state.global_step)
-        for index, fragment in enumerate(fragments):
-            shared = best[index] if chosen else fragment.anchor
-            if shared:
-                fragment.live.adopt(shared)
+        # by all, also by one that has chosen: it may be a mean over all workers
+        with self.sync.shared_weights():
+            shared = [fragment.live.copied() for fragment in fragments]
+        for fragment, values in zip(fragments, best or shared, strict=True):
+            fragment.live.adopt(values)
 
     def _refuse_what_cannot_work(self, args: TrainingArguments) -> None:
         mixers = [rule.mixer for rule in self.strategy.rules]
@@ -192,6 +197,16 @@ class SyncCallback(TrainerCallback):
                 not self.strategy.rules,
                 "the strategy has no rules, so nothing would be synced; leave SyncCallback out, or give a method such "
                 "as diloco(period=50)",
+            ),
+            (
+                self.strategy.kept,
+                "the strategy has a keeper, which needs all workers in one process here, but each Trainer is a process "
+                "of its own; give a method without a keeper, or run it by `atoll train`",
+            ),
+            (
+                self._meets and "epoch" in (args.eval_strategy, args.save_strategy),
+                "all workers must come together for the shared model of this strategy, but an epoch ends at another "
+                "step on a worker that has other data; write eval_strategy='steps', save_strategy='steps'",
             ),
             (
                 self._averages and args.fp16,
@@ -217,16 +232,22 @@ class SyncCallback(TrainerCallback):
         members = self.group.membership
         if args.save_strategy != "no":
             (Path(str(args.output_dir)) / f"atoll-worker-{members.me}").touch()
-        gathering = Gathering(members, 0, [float(state.global_step), float(state.max_steps)])
+        gathering = Gathering(members, 0, [state.global_step, state.max_steps, *self._visits(args, state)])
         drive(gathering.flow(), self.group)
-        rows = {worker: (round(a), round(b)) for worker, (a, b) in zip(members.workers, gathering.rows, strict=True)}
+        rows = dict(zip(members.workers, gathering.rows, strict=True))
         mine = rows[members.me]
-        for worker, (start, end) in rows.items():
-            if (start, end) != mine:
+        for worker, theirs in rows.items():
+            if theirs[:2] != mine[:2]:
                 raise UsageError(
-                    f"worker {members.me} trains from optimizer step {mine[0]} to {mine[1]} but worker {worker} from "
-                    f"{start} to {end}; give all of them the same max_steps, and resume all from checkpoints of the "
-                    "same step"
+                    f"worker {members.me} trains from optimizer step {mine[0]:g} to {mine[1]:g} but worker {worker} "
+                    f"from {theirs[0]:g} to {theirs[1]:g}; give all of them the same max_steps, and resume all from "
+                    "checkpoints of the same step"
+                )
+            if theirs != mine:
+                raise UsageError(
+                    f"worker {members.me} {_planned(*mine[2:])} but worker {worker} {_planned(*theirs[2:])}; all must "
+                    "come together for the shared model of this strategy, so give all of them the same arguments for "
+                    "evaluations and checkpoints"
                 )
         others = sorted({path.name for path in Path(str(args.output_dir)).glob("atoll-worker-*")})
         if args.save_strategy != "no" and others != [f"atoll-worker-{members.me}"]:
@@ -235,6 +256,15 @@ class SyncCallback(TrainerCallback):
                 f"{' and '.join(name.removeprefix('atoll-') for name in others)}; give each worker an output_dir of "
                 "its own"
             )
+
+    def _visits(self, args: TrainingArguments, state: TrainerState) -> list[float]:
+        """When the shared model is asked for, where all must ask together: every so many steps for an evaluation, from
+        which on, whether at the start; every so many for a checkpoint. 0 is never."""
+        if not self._meets:
+            return [0.0] * 4
+        evaluates, saves = args.eval_strategy == IntervalStrategy.STEPS, args.save_strategy == SaveStrategy.STEPS
+        evaluations = [state.eval_steps, args.eval_delay] if evaluates else [0, 0]
+        return [*evaluations, args.eval_on_start, state.save_steps if saves else 0]
 
     def _run(self) -> str:
         """What a checkpoint must have in common with the run that resumes it."""
@@ -260,14 +290,15 @@ class SyncCallback(TrainerCallback):
     def _take_up(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         saved = {name.removeprefix("sync."): tensor for name, tensor in tensors.items() if name.startswith("sync.")}
         self.sync.state.load(meta["sync"], saved)
-        shared, live = dict(self.sync.state.shared()), self._live()
-        for name, tensor in live.items():
-            if not torch.equal(shared[name.removeprefix("live.")].to(tensor), tensor):
-                raise CheckpointError(
-                    f"{path} is not of the checkpoint that the Trainer loaded: {name.removeprefix('live.')} differs; "
-                    "resume from a checkpoint in output_dir itself"
-                )
-        for name, tensor in live.items():
+        loaded = {name: tensor.clone() for name, tensor in self._live().items()}
+        with self.sync.shared_weights():
+            different = [name for name, tensor in self._live().items() if not torch.equal(tensor, loaded[name])]
+        if different:
+            raise CheckpointError(
+                f"{path} is not of the checkpoint that the Trainer loaded: {different[0].removeprefix('live.')} "
+                "differs; resume from a checkpoint in output_dir itself"
+            )
+        for name, tensor in self._live().items():
             tensor.copy_(tensors[name])
 
     def _lend(self) -> None:
@@ -279,6 +310,11 @@ class SyncCallback(TrainerCallback):
         if self._loan is not None:
             self._loan.close()
             self._loan = None
+
+
+def _planned(every: float, since: float, start: float, saves: float) -> str:
+    first = " and at the start" if start else ""
+    return f"evaluates every {every:g} steps from {since:g} on{first} and saves every {saves:g} (0: never)"
 
 
 def _tell(events: list[Event], step: int) -> None:

@@ -25,6 +25,7 @@ class error_feedback:
     Args: codec: one without a memory. decay: in [0, 1].
 
     Example:
+        >>> from atoll.parts.codecs import quantise
         >>> codec, values = error_feedback(quantise(2), decay=1.0), torch.tensor([1.0, 0.25])
         >>> state = {"residual": torch.zeros(2)}
         >>> codec.decode(codec.encode(values, state), like=values), state["residual"]

@@ -54,7 +54,8 @@ class linear:
     def codes(self, rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """One division per block, and one multiplication per value."""
         scale, top = scale_of(rows), (1 << (bits - 1)) - 1
-        whole = rows.mul((top / scale).masked_fill_(scale == 0, 0)).round_().to(torch.int16)
+        factor = (top / scale.to(rows.dtype)).masked_fill_(scale == 0, 0)
+        whole = rows.mul(factor).round_().to(torch.int16)
         return scale, whole.to(torch.uint8).add_(top)
 
     def values(self, header: Tensor, codes: Tensor, bits: int, OUT: Tensor) -> None:

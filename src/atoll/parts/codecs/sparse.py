@@ -24,9 +24,10 @@ class topk(Blockwise):
     16384. It takes chunks of 64 by 64 from matrices; here they are runs of elements.
 
     Args: k: how many (an int), or which part, rounded, one at least (a float in (0, 1]); a last chunk that is shorter
-    keeps k too, or all, or the same part. chunk: a power of two up to 4096. then: its blocks must fill a chunk's k.
+    keeps k too, or all, or the same part. chunk: a power of two from 2 to 4096. then: its blocks must fill a chunk's k.
 
     Example:
+        >>> import torch
         >>> values = torch.tensor([1.0, -3.0, 0.5, 2.0])
         >>> topk(2, chunk=4).decode(topk(2, chunk=4).encode(values, {}), like=values)
         tensor([ 0., -3.,  0.,  2.])
@@ -38,6 +39,8 @@ class topk(Blockwise):
 
     def __post_init__(self) -> None:
         check_block(self, self.chunk)
+        if self.chunk == 1:
+            raise CompositionError(f"{self!r} keeps each element, and has no position to send; write {self.then!r}")
         if isinstance(self.k, float) and not 0 < self.k <= 1:
             raise CompositionError(
                 f"{self!r} keeps the part {self.k} of each chunk, but a part lies in (0, 1]; give one of these, or a "

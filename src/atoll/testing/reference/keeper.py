@@ -50,9 +50,8 @@ def async_local_sgd(
     """Asynchronous Local-SGD (arXiv 2401.09135): each delta is applied as it comes, whatever others did meanwhile.
 
     After each `periods[m]` own steps worker m hands in Δ_m = (where it started) - θ_m; the keeper moves Θ by the outer
-    step on it, one worker after another within a tick, and the worker starts again from the Θ that its delta made.
-    DyLU is `periods[m]` = ⌊pace_m · H⌋. The paper's grace period, after which several workers start from the same Θ,
-    is left out.
+    step on it, one worker after another within a tick, and then all who handed in start again from the same Θ: the
+    paper's grace period is one tick. DyLU is `periods[m]` = ⌊pace_m · H⌋.
     """
     anchor = [tensor.clone() for tensor in theta]
     start = [[tensor.clone() for tensor in theta] for _ in range(workers)]
@@ -60,6 +59,7 @@ def async_local_sgd(
     state: list[dict[str, Any]] = [{} for _ in theta]
     done = [0] * workers
     for tick in range(1, steps + 1):
+        handed_in: list[int] = []
         for m in range(workers):
             if math.floor(tick * paces[m]) > math.floor((tick - 1) * paces[m]):
                 done[m] += 1
@@ -67,8 +67,11 @@ def async_local_sgd(
                 if done[m] % periods[m] == 0:
                     for i in range(len(anchor)):
                         anchor[i] = anchor[i] - outer(start[m][i] - live[m][i], state[i])
-                        start[m][i] = anchor[i]
-                        live[m][i].copy_(anchor[i])
+                    handed_in.append(m)
+        for m in handed_in:
+            for i in range(len(anchor)):
+                start[m][i] = anchor[i]
+                live[m][i].copy_(anchor[i])
     return anchor, live
 
 
@@ -93,7 +96,8 @@ def decoupled(  # noqa: PLR0913 (one argument for each symbol of the paper)
     w = tokens · tokens / steps of its own since it last received p. At the end of a tick the keeper lets what was
     pushed join the open round of p, in worker order; a worker that has not been answered yet does not push again. The
     round closes when all have joined, or `grace` ticks after the tick in which `quorum` had; without grace, at the very
-    push that made the quorum, so that the next push of the same tick opens the next round. Closing, from the pushes in
+    push that made the quorum, so that the next push of the same tick opens the next round; all are answered alike at the
+    end of the tick. Closing, from the pushes in
     worker order: D_m = Θ_p - θ_p; G = `merge` of D and w; Θ_p ← Θ_p - outer step on G. Those who joined find Θ_p
     after their next own step, once what is due then has been pushed, and write it over θ_p, dropping what they learned
     since the push.
@@ -116,11 +120,11 @@ def decoupled(  # noqa: PLR0913 (one argument for each symbol of the paper)
         for j, i in enumerate(fragments[p]):
             g = merge([anchor[i] - joined[p][m][0][j] for m in members], weights)
             anchor[i] = anchor[i] - outer(g, state[i])
-        for m in members:
-            replies[m][p] = [anchor[i] for i in fragments[p]]
+        answered.extend((m, p) for m in members)
         joined[p].clear()
         quorum_at.pop(p, None)
 
+    answered: list[tuple[int, int]] = []
     for tick in range(1, steps + 1):
         pushed: list[tuple[int, int, list[Tensor], float]] = []
         for m in range(workers):
@@ -149,6 +153,9 @@ def decoupled(  # noqa: PLR0913 (one argument for each symbol of the paper)
         for p in range(len(fragments)):
             if len(joined[p]) == workers or (p in quorum_at and tick - quorum_at[p] >= grace):
                 close(p)
+        for m, p in answered:
+            replies[m][p] = [anchor[i] for i in fragments[p]]
+        answered.clear()
     return anchor, live
 
 

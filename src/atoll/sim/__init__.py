@@ -1,0 +1,1 @@
+"""Virtual time: any method on any network, and what to rent."""

@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from atoll.peers.torchdist import TorchGroup
 from atoll.recipes.methods import diloco
 from atoll.train.callback import SyncCallback
+from atoll.trees import digest, trainable
 
 LENGTH = 64
 
@@ -61,19 +62,19 @@ def train(worker: int, options: argparse.Namespace) -> None:
     )
     dist.init_process_group("gloo", init_method=f"tcp://{options.address}", rank=worker, world_size=options.workers)
     group = TorchGroup()
-    callback = SyncCallback(diloco(period=8), group)
     trainer = Trainer(
         make_model(),
         args,
         train_dataset=blocks[worker :: options.workers],
         eval_dataset=held_out,
-        callbacks=[callback],  # the line
+        callbacks=[SyncCallback(diloco(period=8), group)],  # the line
     )
     trainer.train(resume_from_checkpoint=options.resume or None)
     loss = trainer.evaluate()["eval_loss"]  # of the shared model, which is now in every worker
     if worker == 0:
         trainer.save_model(str(options.out / "model"))
-    print(f"worker {worker}: loss of the shared model {loss:.3f}, digest {callback.sync.state.digest()}", flush=True)
+    ended = digest(trainable(trainer.model))
+    print(f"worker {worker}: loss of the shared model {loss:.3f}, digest {ended}", flush=True)
     group.close()
     dist.destroy_process_group()
 

@@ -19,6 +19,7 @@ from atoll.peers.memory import Hub
 from atoll.peers.torchdist import TorchGroup
 from atoll.recipes.methods import diloco
 from atoll.sync.synchronizer import Synchronizer
+from atoll.trees import digest
 from atoll.wire import PeerGroup
 
 CONTEXT, BATCH = 8, 64
@@ -57,10 +58,12 @@ def train(model: nn.Module, group: PeerGroup, text: Tensor, steps: int) -> str:
             sync.after_step(tokens=BATCH)  # all communication of DiLoCo happens here, every 20 steps
             if worker == 0 and step % 50 == 0:
                 print(f"step {step}: loss {loss.item():.3f}")
+    # by all workers: with some methods it is a mean over them
     with sync.shared_weights() as shared, torch.no_grad():
         batch = text.unfold(0, CONTEXT + 1, 997)
         loss = nn.functional.cross_entropy(shared(batch[:, :-1]), batch[:, -1])
-    return f"worker {worker}: loss of the shared model {loss.item():.3f}, digest {sync.state.digest()}"
+        ended = digest(shared.state_dict())
+    return f"worker {worker}: loss of the shared model {loss.item():.3f}, digest {ended}"
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from atoll.cli import compare as comparing
 from atoll.cli.compare import compare, entries, side_by_side_at_most
@@ -104,11 +105,13 @@ def test_a_finished_run_that_diverged_is_not_repeated_and_its_nulls_are_nan(
     (planned,) = entries(rows(["single"], Options(), None), seeds=1, out=tmp_path)
     saved = asdict(result(2.0)) | {"val_loss": None, "val_loss_workers": [None, 2.0]}
     saved["curve"] = [[5, 0, 2.5], [10, 0, None]]
+    saved["disagreement"] = [[5, 0.5, 0.25], [10, None, None]]
     write_json(planned.out / "config.json", {"run": repr(planned.run)})
     write_json(planned.out / "result.json", saved)
     ((again,),) = compare([planned], tmp_path, resume=True).values()
     nan = math.nan
-    want = result(nan, val_loss_workers=(nan, 2.0), curve=((5, 0, 2.5), (10, 0, nan)))
+    apart = ((5, 0.5, 0.25), (10, nan, nan))
+    want = result(nan, val_loss_workers=(nan, 2.0), curve=((5, 0, 2.5), (10, 0, nan)), disagreement=apart)
     assert repr(again) == repr(want)  # not ==, because nan is no number's equal, nor its own
     assert json.loads((tmp_path / "compare.json").read_text())["runs"] == [{"label": "single"} | saved]
 
@@ -141,7 +144,12 @@ def test_the_table_has_the_papers_columns_as_multiples_of_one_worker() -> None:
     results = {
         "single": [result(2.0, bytes_sent_per_worker=0, rounds=0), result(2.2, bytes_sent_per_worker=0, rounds=0)],
         "data-parallel": [result(1.0, bytes_sent_per_worker=8000, rounds=10), result(1.2, bytes_sent_per_worker=8000)],
-        "diloco:period=5": [result(1.4, bytes_sent_per_worker=1600, rounds=2), result(1.6)],
+        "diloco:period=5": [
+            result(
+                1.4, bytes_sent_per_worker=1600, rounds=2, disagreement=((5, 0.9, 0.1), (8, 0.2, 0.1), (10, 0.4, 0.1))
+            ),
+            result(1.6, disagreement=((5, 0.9, 0.1), (10, 0.5, 0.1))),
+        ],
         "single:steps=40": [result(0.9, bytes_sent_per_worker=0, rounds=0)],
         "single:accumulate=4": [result(1.1, bytes_sent_per_worker=0, rounds=0)],
     }
@@ -155,6 +163,35 @@ def test_the_table_has_the_papers_columns_as_multiples_of_one_worker() -> None:
     assert diloco.closed == pytest.approx(0.6)
     assert (single.closed, parallel.closed, longer.spread) == (None, None, None)
     assert longer.closed == pytest.approx(1.2)
+    assert diloco.js == pytest.approx(0.4), "the mean of 0.3 and 0.5: of the last quarter of each seed's run"
+    assert [line.js for line in (single, parallel, longer, micro)] == [None] * 4
+
+
+def test_the_table_shows_the_distance_of_the_workers_where_there_are_several(
+    atoll: Call, small: list[str], tmp_path: Path
+) -> None:
+    command = [
+        "compare",
+        "single",
+        "local-sgd:period=3",
+        *small,
+        "--workers",
+        "2",
+        "--jobs",
+        "1",
+        "--out",
+        tmp_path / "out",
+    ]
+    said = atoll(*command)
+    assert said.status == 0
+    (one, two) = json.loads((tmp_path / "out" / "compare.json").read_text())["runs"]
+    assert one["disagreement"] == []
+    assert [step for step, _, _ in two["disagreement"]] == [3, 6]
+    shown = said.out.splitlines()
+    assert any(line.rstrip(" ┃").endswith(" JS") for line in shown if "┃" in line)
+    cells = {line.split("│")[1].strip(): line.split("│")[-2].strip() for line in shown if "│" in line}
+    assert cells["single"] == ""
+    assert cells["local-sgd:period=3"] == f"{two['disagreement'][-1][1]:.3f}"
 
 
 def test_a_picture_is_drawn_of_curves_with_gaps_and_without_any_bytes(tmp_path: Path) -> None:
@@ -162,6 +199,17 @@ def test_a_picture_is_drawn_of_curves_with_gaps_and_without_any_bytes(tmp_path: 
     groups = {"single": [result(2.0, curve=((5, 0, 3.0), (10, 0, 2.0)))], "diloco": [result(1.0, curve=curve)] * 2}
     plot_curves(tmp_path / "new" / "some.png", groups)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["some.png"]
+
+
+def test_the_picture_has_a_third_part_where_workers_were_compared(tmp_path: Path) -> None:
+    curve = ((5, 0, 3.0), (10, 500, 2.0))
+    apart = ((5, 0.2, 0.1), (10, float("nan"), float("nan")))
+    plain = {"single": [result(2.0, curve=curve)]}
+    both = plain | {"diloco": [result(1.0, curve=curve, disagreement=apart), result(1.1, curve=curve)]}
+    plot_curves(tmp_path / "plain.png", plain)
+    plot_curves(tmp_path / "both.png", both | {"eager": [result(1.0, curve=curve, disagreement=apart)] * 2})
+    widths = [imread(tmp_path / name).shape[1] for name in ("plain.png", "both.png")]
+    assert widths == [13 * 140, 18 * 140]
 
 
 def test_runs_share_the_cores_by_their_threads() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll import __version__
-from atoll.cli.options import Asking, Comparing, Keeping, Options
+from atoll.cli.options import Asking, Comparing, Keeping, Measuring, Options
 from atoll.cli.values import kind_of, parameters
 from atoll.recipes import methods
 from atoll.train.run import Method
@@ -33,6 +33,7 @@ def flags_of(*parts: Callable[..., Any]) -> list[str]:
 def commands() -> dict[str, list[str]]:
     each = {f"train {name}": flags_of(method, Options, Keeping) for name, method in methods.METHODS.items()}
     each["compare METHOD..."] = flags_of(Options, Comparing)
+    each["sensitivity DIR"] = flags_of(Measuring)
     return each | {f"explain {name}": flags_of(method, Asking) for name, method in methods.METHODS.items()}
 
 
@@ -51,7 +52,9 @@ def record() -> None:
     GOLDEN.write_text(as_text())
 
 
-@pytest.mark.parametrize("command", ["train diloco", "train single", "compare METHOD...", "explain streaming"])
+@pytest.mark.parametrize(
+    "command", ["train diloco", "train single", "train decoupled", "compare METHOD...", "explain streaming"]
+)
 def test_help_shows_every_flag_on_record(command: str, atoll: Call) -> None:
     said = atoll(f"{command.removesuffix(' METHOD...')} --help")
     assert said.status == 0
@@ -70,6 +73,12 @@ def test_a_new_method_is_a_new_command_with_the_options_of_its_signature(
     assert "A method of tomorrow." in atoll("train --help").out
     assert "--rhythm INT" in atoll("train novel --help").out
     assert atoll("explain novel --rhythm 2 --steps 10").status == 0
+
+
+def test_no_name_of_a_method_runs_into_what_it_does(atoll: Call) -> None:
+    said = atoll("train --help").out
+    for name in methods.METHODS:
+        assert re.search(rf"^  {re.escape(name)} +[A-Z]", said, re.MULTILINE)
 
 
 def test_help_and_version_answer_without_torch() -> None:
@@ -115,7 +124,25 @@ def test_no_command_is_help_on_stderr_and_status_2(atoll: Call) -> None:
         ("train diloco --seed -1", "--seed was -1, which makes no sense; give 0 or more"),
         ("train diloco --clip 0", "--clip was 0, which makes no sense"),
         ("train diloco --shards bydomain", "--shards was 'bydomain', which it does not know; did you mean by-domain?"),
-        ("train diloco --precision fp64", "which it does not know; did you mean fp32?"),
+        ("train diloco --precision fp64", "there is no precision 'fp64'; give one of fp32, bf16"),
+        ("train diloco --precision fp16", "there is no precision 'fp16'; give one of fp32, bf16"),
+        (
+            "train diloco --workers 2 --precision fp32,bf16,bf16",
+            "--precision was fp32,bf16,bf16, but there are 2 workers; give one for all, or one for each",
+        ),
+        ("train diloco --workers 2 --speeds 1,0", "--speeds was 1.0,0.0, but they are parts of the fastest worker's"),
+        ("train diloco --workers 2 --speeds 0.5,0.5", "give 1 to that one, and more than 0 to all"),
+        ("train diloco --workers 2 --speeds 1,nan", "--speeds was 1.0,nan, but they are parts of the fastest worker's"),
+        (
+            "train diloco --workers 2 --speeds 1,1,0.5",
+            "--speeds gave 3 speeds, but there are 2 workers; give one for each, such as 1,0.5",
+        ),
+        ("train diloco --workers 2 --speeds fast", "--speeds was 'fast', but it takes numbers with commas between"),
+        ("train diloco --workers 2 --speeds 1,0.5 --pool halving", "--pool and --speeds were both given"),
+        ("train diloco --drop 1", "--drop was 1.0, but it is a probability, and some must arrive; give 0 to 0.99"),
+        ("train diloco --drop=-0.1", "--drop was -0.1, which makes no sense; give 0 or more"),
+        ("train diloco --pool doubbling", "--pool was 'doubbling', which it does not know; did you mean doubling?"),
+        ("train diloco --probe=-1", "--probe was -1, which makes no sense; give 0 or more"),
         ("train diloco --inner sgd", "--inner was 'sgd', which it does not know; give one of adamw, muon"),
         ("train diloco extra", "atoll train diloco does not know what to do with 'extra'"),
         ("train diloco --json=yes", "atoll train diloco"),
@@ -146,6 +173,7 @@ def test_no_command_is_help_on_stderr_and_status_2(atoll: Call) -> None:
         ("explain diloco --bandwidth fast", "--bandwidth was 'fast'"),
         ("explain diloco --bandwidth 0Mbit", "--bandwidth was 0, which makes no sense"),
         ("explain diloco --step-time 0", "--step-time was 0, which makes no sense"),
+        ("sensitivity", "atoll sensitivity takes one run directory and needs one"),
         ("explain diloco --model huge", "there is no model size 'huge'"),
         ("explain streaming --fragments 9", "9 fragments of whole blocks were asked for, but the model has 2"),
     ],

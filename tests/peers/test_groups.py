@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -24,7 +23,7 @@ from atoll.sync.flow import Flow
 from atoll.testing.exchanges import Case, Member
 from atoll.testing.groups import Advance, check_peer_group, in_threads
 from atoll.testing.processes import Died, gloo, launch
-from atoll.wire import KEEPER, Edges, Keep, Landed, Lost, PeerGroup, Snapshot, Take
+from atoll.wire import KEEPER, Keep, Landed, PeerGroup, Snapshot, Take
 
 
 def memory(members: int) -> AbstractContextManager[Sequence[PeerGroup]]:
@@ -60,7 +59,7 @@ def conform(rank: int, folder: Path) -> None:
 
 
 def test_a_torch_group_over_gloo_does_what_a_group_must(tmp_path: Path) -> None:
-    launch(conform, 5, tmp_path)
+    launch(conform, 5, tmp_path, timeout=110)
 
 
 def conform_on_gpus(rank: int, folder: Path) -> None:
@@ -170,7 +169,7 @@ def test_an_error_in_the_groups_thread_reaches_this_take_and_every_later_one(tmp
     assert later == sentence
 
 
-# Looks, keepers, deafness
+# Looks, keepers
 
 
 def look_until_the_other_comes(rank: int, folder: Path) -> int:
@@ -204,29 +203,6 @@ def hand_in(rank: int, folder: Path) -> None:
 
 def test_a_message_to_a_keeper_is_refused_with_a_sentence(tmp_path: Path) -> None:
     launch(hand_in, 1, tmp_path)
-
-
-def hear_nobody(rank: int, folder: Path) -> tuple[Landed | Lost, bool]:
-    """Worker m hears m - 1, and of three only worker 0 sends what counts; whether the values sent are still there."""
-    with gloo(rank, 3, folder / "meeting"), closing(TorchGroup(timeout=timedelta(seconds=20))) as group:
-        case = Case(1000, Keep(), scale={1: float("inf"), 2: float("inf")}, quorum=0.3, overlapped=True)
-        post, source = Member(group.membership, 0).post(case)
-        edges = Edges(hears=tuple(sorted({rank, (rank - 1) % 3})), tells=((rank + 1) % 3,))
-        outcome = group.take(Take(group.post(replace(post, edges=edges))))
-        assert outcome is not None
-        assert isinstance(source, Snapshot)
-        return outcome, torch.equal(source.tree.flat, case.values(rank))
-
-
-def test_a_member_that_hears_nobody_who_counts_loses_the_round_alone(tmp_path: Path) -> None:
-    (first, _), (second, written), (third, kept) = launch(hear_nobody, 3, tmp_path)
-    assert isinstance(first, Landed)
-    assert isinstance(second, Landed)
-    assert first.peers == second.peers == (0,)
-    assert not written
-    assert isinstance(third, Lost)
-    assert "nothing that worker 2 hears counts; worker 1 sent values that are not finite" in third.why
-    assert kept
 
 
 # What members may differ in

@@ -30,6 +30,9 @@ def examples(count: int) -> Any:
     return settings(derandomize=True, deadline=None, max_examples=count)
 
 
+WIDTH = 86
+
+
 class Numbers(nn.Module):
     """A model that is one vector of parameters, `w`."""
 
@@ -70,6 +73,16 @@ def push(worker: int, step: int, model: nn.Module, scale: float = 0.01) -> None:
             tensor.sub_(displacement, alpha=scale)
 
 
+def numbers() -> Numbers:
+    """86 of them, from -1 to 1."""
+    return Numbers(torch.linspace(-1, 1, WIDTH, dtype=torch.float64).tolist())
+
+
+def pushed(worker: int, step: int) -> Tensor:
+    """What `push` adds to `numbers()`."""
+    return -0.01 * draws(0, worker, step, [torch.zeros(WIDTH, dtype=torch.float64)])[0]
+
+
 def still(worker: int, step: int, model: nn.Module) -> None:
     """No training at all."""
 
@@ -102,12 +115,12 @@ def same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> bool:
 
 
 class Team:
-    """`workers` copies of a model under one strategy, in turns. `events[worker]` lists what happened, boundary by
-    boundary."""
+    """`workers` copies of a model (or each its own) under one strategy, in turns. `events[worker]` lists what happened,
+    boundary by boundary."""
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | Sequence[nn.Module],
         strategy: Strategy,
         workers: int,
         *,
@@ -116,7 +129,8 @@ class Team:
     ) -> None:
         hub = Hub(workers, faults)
         self.groups = [hub.group(worker) for worker in range(workers)]
-        self.models = [copy.deepcopy(module) for _ in range(workers)]
+        each = [module] * workers if isinstance(module, nn.Module) else module
+        self.models = [copy.deepcopy(each[worker]) for worker in range(workers)]
         self.syncs = [
             Synchronizer(model, strategy, group, share=shares[worker] if shares else 1.0)
             for worker, (model, group) in enumerate(zip(self.models, self.groups, strict=True))

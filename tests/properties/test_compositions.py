@@ -1,4 +1,5 @@
-"""Compositions that cannot work are refused when they are made; those that can are values, rebuilt by their repr."""
+"""Parts and partitions that cannot work are refused when they are made; those that can are values, rebuilt by their
+repr. What cannot work together is in `test_refusals`."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -7,15 +8,30 @@ import pytest
 import torch
 
 from atoll.errors import CompositionError
-from atoll.parts import codecs, fragments, landings, merges, mixers, outers, schedules
+from atoll.parts import (
+    codecs,
+    estimates,
+    fragments,
+    gossip,
+    keepers,
+    landings,
+    merges,
+    mixers,
+    momentum,
+    outers,
+    schedules,
+)
 from atoll.parts.codecs import cast, exact
 from atoll.parts.fragments import Fragments, by_name, sequential, strided, whole
+from atoll.parts.gossip import alarmed, groups
 from atoll.parts.landings import After, Blocking
 from atoll.parts.merges import adopt, blend, carry_on, leave
 from atoll.parts.mixers import all_mean, alone, by_share, by_tokens, weighted
+from atoll.parts.momentum import age_decay, restarted
 from atoll.parts.outers import adam, nesterov, sgd
 from atoll.parts.schedules import at, every, staggered
 from atoll.peers.memory import Hub
+from atoll.recipes.methods import METHODS
 from atoll.sync import rule as rules
 from atoll.sync.rule import Carry, Rule, Strategy
 from atoll.sync.synchronizer import Synchronizer
@@ -49,49 +65,6 @@ IMPOSSIBLE_PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "beta2 of 1": (lambda: adam(0.7, beta2=1.0), r"give 0 <= beta2 < 1"),
     "no epsilon": (lambda: adam(0.7, eps=0.0), r"0 / 0; give eps > 0"),
     "a wire of a wide type": (lambda: cast(torch.float32), r"write cast\(torch.float16\), .* or exact\(\)"),
-}
-
-IMPOSSIBLE_RULES: dict[str, tuple[Callable[[], Rule], str]] = {
-    "deltas without an outer": (lambda: Rule(every(5)), r"write outer=sgd\(1.0\) .* or outer=nesterov\(0.7, 0.9\)"),
-    "live with an outer": (lambda: Rule(every(5), OUTER, Carry.LIVE), r"leave outer out, or carry DELTA"),
-    "gradients with an outer": (lambda: Rule(every(1), OUTER, **GRADIENT), r"leave outer out, or carry DELTA"),
-    "gradients that are adopted": (
-        lambda: Rule(every(1), carry=Carry.GRADIENT),
-        r"write landing=Blocking\(\), merge=leave\(\)",
-    ),
-    "gradients that land later": (
-        lambda: Rule(every(2), landing=After(1), **GRADIENT),
-        r"write landing=Blocking\(\), merge=leave\(\)",
-    ),
-    "gradients by tokens": (
-        lambda: Rule(every(1), mixer=weighted(by_tokens(), all_mean()), **GRADIENT),
-        r"counted after it, .* write weighted\(by_share\(\), ...\)",
-    ),
-    "adopting what lands later": (lambda: Rule(every(5), OUTER, landing=After(1)), r"write merge=blend\(0.5\)"),
-    "deltas that carry on": (lambda: Rule(every(5), OUTER, merge=carry_on()), r"write adopt\(\) or blend\(alpha\)"),
-    "blocking live that carries on": (
-        lambda: Rule(every(5), carry=Carry.LIVE, merge=carry_on()),
-        r"write adopt\(\), or landing=After\(n\)",
-    ),
-    "a delay of a whole period": (
-        lambda: Rule(every(5), OUTER, landing=After(5), merge=blend(0.5)),
-        r"use a shorter delay or a longer period",
-    ),
-    "a delay of a whole turn": (
-        lambda: Rule(staggered(5, 2), OUTER, landing=After(7), merge=blend(0.5)),
-        r"as long as the 5 inner steps between two rounds",
-    ),
-    "a delay longer than a later gap": (
-        lambda: Rule(at(10, 30, 32), OUTER, landing=After(2), merge=blend(0.5)),
-        r"as long as the 2 inner steps between two rounds of at\(10, 30, 32\)",
-    ),
-    "a quorum of everyone and more": (lambda: Rule(every(5), OUTER, quorum=1.0), r"give 0 <= quorum < 1"),
-    "a quorum below nobody": (lambda: Rule(every(5), OUTER, quorum=-0.1), r"give 0 <= quorum < 1"),
-    "a quorum of nan": (lambda: Rule(every(5), OUTER, quorum=NAN), r"give 0 <= quorum < 1"),
-    "a backend's sum of coded values": (
-        lambda: Rule(every(5), OUTER, codec=cast(torch.float16), mixer=weighted(by_share(), all_mean(Sum()))),
-        r"write codec=exact\(\), or all_mean\(Reduce\(...\)\)",
-    ),
 }
 
 
@@ -141,13 +114,6 @@ def test_a_part_that_cannot_work_is_refused_with_what_to_write(name: str) -> Non
         make()
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE_RULES)
-def test_a_rule_that_cannot_work_is_refused_with_what_to_write(name: str) -> None:
-    make, sentence = IMPOSSIBLE_RULES[name]
-    with pytest.raises(CompositionError, match=sentence):
-        make()
-
-
 @pytest.mark.parametrize("name", IMPOSSIBLE_STRATEGIES)
 def test_a_strategy_that_does_not_fit_the_model_is_refused_with_what_to_write(name: str) -> None:
     strategy, sentence = IMPOSSIBLE_STRATEGIES[name]
@@ -157,7 +123,9 @@ def test_a_strategy_that_does_not_fit_the_model_is_refused_with_what_to_write(na
 
 SCOPE = {"torch": torch, "Keep": Keep, "Reduce": Reduce, "Sum": Sum} | {
     name: part
-    for module in (codecs, fragments, landings, merges, mixers, outers, schedules, rules)
+    for module in (
+        *(codecs, estimates, fragments, gossip, keepers, landings, merges, mixers, momentum, outers, schedules, rules),
+    )
     for name, part in vars(module).items()
     if inspect.isclass(part)
 }
@@ -173,6 +141,8 @@ POSSIBLE = [
     Strategy((Rule(staggered(9, 3), OUTER, landing=After(4), merge=blend(0.5)),)),
     Strategy((Rule(every(9), carry=Carry.LIVE, landing=After(8), merge=carry_on()),)),
     Strategy((Rule(every(9), OUTER, codec=exact(), landing=Blocking(), merge=adopt(), quorum=0.0),)),
+    *(make().strategy for make in METHODS.values()),
+    Strategy((Rule(every(2), restarted(age_decay(nesterov(0.7, 0.9)), 5), mixer=alarmed(groups(3, 4), 0.5, 0.2)),)),
 ]
 
 

@@ -161,10 +161,11 @@ def test_a_single_worker_with_a_keeper_that_steps_at_each_delta_is_lookahead_too
 
 @pytest.mark.parametrize("period", [1, PERIOD])
 def test_eager_with_one_worker_is_diloco(period: int) -> None:
+    """mean + (fresh - mine) is fresh to the bit only where the last delta and the newest are of about one size."""
     eager = METHODS["eager"](period=period, outer_lr=0.7).strategy
     diloco = METHODS["diloco"](period=period).strategy
-    got, want = (Team(toys.Mlp(), strategy, 1).run(5 * period, **training(toys.adamw)) for strategy in (eager, diloco))
-    assert same(values(got.models[0]), values(want.models[0]))
+    got, want = (Team(toys.Mlp(), strategy, 1).run(ROUNDS * period) for strategy in (eager, diloco))
+    assert close(values(got.models[0]), values(want.models[0]), 1e-15)
 
 
 # Streaming
@@ -184,7 +185,6 @@ def test_streaming_of_one_fragment_without_delay_and_rounding_is_diloco(workers:
         for strategy in (streaming(0.0), DILOCO)
     )
     for model, other in zip(got.models, want.models, strict=True):
-        assert close(values(model), values(other))
         assert all(torch.equal(values(model)[name], tensor) for name, tensor in values(other).items())
 
 
@@ -251,9 +251,7 @@ def test_only_what_is_mixed_differs_from_a_run_without_mixing(blocks: bool) -> N
 
 def test_the_mean_of_noloco_is_that_of_heavy_ball() -> None:
     """The pull sums to zero over a pair, so that blind deltas move the mean as if nothing pulled."""
-    rule = Rule(
-        every(2), outer=consensus_momentum(0.7, 0.5, 0.7), carry=Carry.BOTH, mixer=pairs(0), estimate=own()
-    )
+    rule = Rule(every(2), outer=consensus_momentum(0.7, 0.5, 0.7), carry=Carry.BOTH, mixer=pairs(0), estimate=own())
     team = Team(Numbers([0.0] * 50), Strategy((rule,)), 6, faults=Dropping(0.2, seed=1)).run(20)
     alone_ = Team(Numbers([0.0] * 50), Strategy((replace(rule, mixer=alone()),)), 6).run(20)
     assert close(mean(team.anchors()), mean(alone_.anchors()), 1e-12)

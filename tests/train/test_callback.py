@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch import nn
+from transformers import TrainerCallback
 from transformers.training_args import ParallelMode
 
 from atoll.errors import CheckpointError, UsageError
@@ -18,7 +18,17 @@ from atoll.parts.mixers import all_mean, by_tokens, weighted
 from atoll.parts.outers import sgd
 from atoll.parts.schedules import every
 from atoll.peers.memory import Hub
-from atoll.recipes.methods import data_parallel, diloco, local_sgd, opendiloco, single, streaming
+from atoll.recipes.methods import (
+    data_parallel,
+    decoupled,
+    diloco,
+    eager_diloco,
+    factored_gossip,
+    local_sgd,
+    opendiloco,
+    single,
+    streaming,
+)
 from atoll.sync.drive import drive
 from atoll.sync.gather import Gathering
 from atoll.sync.rule import Rule, Strategy
@@ -27,61 +37,11 @@ from atoll.train.callback import SyncCallback
 from atoll.train.run import Method
 from atoll.trees import digest
 from atoll.wire import PeerGroup
-
-BATCH, CLIP, LR, STEPS = 4, 0.05, 0.02, 11  # a clip low enough to bite at every step, and no multiple of any period
-Data = list[dict[str, Tensor]]
-
-
-class Net(nn.Module):
-    """Regression with two blocks (for `strided`), dropout (for the state of torch's generator) and a running mean."""
-
-    seen: Tensor
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
-        self.head = nn.Linear(3, 1)
-        self.dropout = nn.Dropout(dropout)
-        self.register_buffer("seen", torch.zeros(3))
-        generator = torch.Generator().manual_seed(0)
-        for parameter in self.parameters():
-            parameter.data.normal_(std=0.5, generator=generator)
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        if self.training:
-            self.seen.lerp_(x.detach().mean(0), 0.1)
-        for block in self.blocks:
-            x = self.dropout(block(x).tanh())
-        return {"loss": (self.head(x) - labels).square().mean()}
-
-
-def data_of(worker: int, batches: int) -> Data:
-    generator = torch.Generator().manual_seed(worker)
-    x = torch.randn(batches * BATCH, 3, generator=generator)
-    return [{"x": row, "labels": row.sum(0, keepdim=True).sin() + worker} for row in x]
-
-
-def trainer(
-    out: Path, callbacks: list[TrainerCallback], *, data: Data, model: nn.Module | None = None, **options: Any
-) -> Trainer:
-    defaults: dict[str, Any] = {"max_steps": STEPS, "save_strategy": "no", "max_grad_norm": CLIP}
-    args = TrainingArguments(
-        output_dir=str(out),
-        per_device_train_batch_size=BATCH,
-        learning_rate=LR,
-        optim="adamw_torch",
-        lr_scheduler_type="constant",
-        train_sampling_strategy="sequential",
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
-        **defaults | options,
-    )
-    return Trainer(model or Net(), args, train_dataset=data, eval_dataset=data_of(7, 2), callbacks=callbacks)
+from tests.train.trainers import BATCH, CLIP, LR, STEPS, Data, Net, Watch, data_of, held, loss_on, trainer
 
 
 def own_loop(data: Data, strategy: Strategy, group: PeerGroup, accumulate: int) -> str:
-    """What a person would write; nothing of the Trainer or the callback is in it."""
+    """What a person would write; nothing of the Trainer or the callback is in it. The digest of the shared model."""
     model = Net()
     inner = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     with Synchronizer(model, strategy, group) as sync:
@@ -95,10 +55,18 @@ def own_loop(data: Data, strategy: Strategy, group: PeerGroup, accumulate: int) 
             inner.step()
             inner.zero_grad()
             sync.after_step(tokens=BATCH * accumulate)
-    return sync.state.digest()
+    with sync.shared_weights():
+        return held(model)
 
 
-METHODS = [diloco(3), opendiloco(3), streaming(5, fragments=1, delay=2), data_parallel()]
+METHODS = [
+    diloco(3),
+    opendiloco(3),
+    streaming(5, fragments=1, delay=2),
+    data_parallel(),
+    eager_diloco(3),
+    factored_gossip(3),
+]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -111,17 +79,18 @@ def test_a_trainer_beside_a_plain_loop_ends_where_two_plain_loops_end(
 
     def loop(hub: Hub, worker: int) -> str:
         if hub is mixed:  # what every callback does once, before the first step
-            drive(Gathering(hub.group(worker).membership, 0, [0.0, STEPS]).flow(), hub.group(worker))
+            drive(Gathering(hub.group(worker).membership, 0, [0.0, STEPS, *[0.0] * 4]).flow(), hub.group(worker))
         return own_loop(data[worker], method.strategy, hub.group(worker), accumulate)
 
     with ThreadPoolExecutor(2) as pool:
         expected = set(pool.map(loop, [both, both], range(2)))
-    callback = SyncCallback(method, mixed.group(0))
-    one = trainer(tmp_path, [callback], data=data[0], gradient_accumulation_steps=accumulate)
+    callback, model = SyncCallback(method, mixed.group(0)), Net()
+    one = trainer(tmp_path, [callback], data=data[0], model=model, gradient_accumulation_steps=accumulate)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(loop, mixed, 1)
         one.train()
-        assert {callback.sync.state.digest(), other.result()} == expected
+        assert {held(model), other.result()} == expected
+    assert len(expected) == 1
     assert callback.sync.state.step == STEPS
     assert one.args.max_grad_norm == CLIP
 
@@ -129,8 +98,7 @@ def test_a_trainer_beside_a_plain_loop_ends_where_two_plain_loops_end(
 def test_after_training_the_model_holds_the_shared_weights(tmp_path: Path) -> None:
     model, callback = Net(), SyncCallback(diloco(period=3), Hub(1).group(0))
     trainer(tmp_path, [callback], data=data_of(0, STEPS), model=model).train()
-    held = dict(model.named_parameters()) | dict(model.named_buffers())
-    assert digest(held) == callback.sync.state.digest()
+    assert held(model) == callback.sync.state.digest()
 
 
 RESUMED = [(diloco(4), 5), (streaming(4, fragments=1, delay=2), 9), (data_parallel(), 5)]
@@ -153,25 +121,6 @@ def test_resuming_inside_a_round_equals_an_uninterrupted_run(method: Method, at:
         return callback.sync.state.digest(), digest(model.named_parameters())
 
     assert run(resume=False) == run(resume=True)
-
-
-class Watch(TrainerCallback):
-    """Notes every evaluation loss, and the digest of live weights at each step."""
-
-    def __init__(self) -> None:
-        self.losses: dict[int, float] = {}
-        self.live: list[str] = []
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.losses[state.global_step] = kwargs["metrics"]["eval_loss"]
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.live.append(digest(kwargs["model"].named_parameters()))
-
-
-def loss_on(model: nn.Module, data: Data) -> float:
-    with torch.no_grad():
-        return model.eval()(*(torch.stack([row[name] for row in data]) for name in ("x", "labels")))["loss"].item()
 
 
 @pytest.mark.parametrize(("when", "epoch"), [("steps", STEPS), ("epoch", 2)])
@@ -240,6 +189,8 @@ def test_what_cannot_work_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: 
     for late, due in ((diloco(STEPS + 1), STEPS + 1), (streaming(STEPS - 2, fragments=2, delay=1), STEPS + 4)):
         with pytest.raises(UsageError, match=f"after {due} optimizer steps, but the Trainer takes 11"):
             run_to(tmp_path, late)
+    with pytest.raises(UsageError, match="run it by `atoll train`"):
+        run_to(tmp_path, decoupled())
     with pytest.raises(UsageError, match="write save_total_limit=2"):
         run_to(tmp_path, diloco(3), save_total_limit=1)
     used = run_to(tmp_path, diloco(3))

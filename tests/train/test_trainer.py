@@ -129,9 +129,9 @@ def test_data_parallel_is_one_worker_with_the_joint_batch_to_rounding(text: Path
     shards = make_shards(corpus, iid(), workers=3, batch=2, length=32, seed=0)
     by_itself = replace(run, method=replace(methods.single(), inner=run.method.inner), workers=1)
     worker = Worker(by_itself, make_model(by_itself, 256, None), joint(shards), 1.0, Hub(1).group(0))
-    for _ in range(run.steps):
+    for step in range(run.steps):
         tokens = worker.backward()
-        worker.update()
+        worker.update(step)
         worker.sync.after_step(tokens)
     held_out = held_out_batches(corpus, batch=ROWS, length=32, most=EVALUATED)
     assert go(run).val_loss == pytest.approx(held_out_loss(worker.model, held_out, autocast("fp32")), rel=1e-3)
@@ -182,10 +182,10 @@ def test_dropout_gives_the_same_bits_in_turns_as_alone(text: Path) -> None:
         for worker in workers:
             for layer in worker.model.model.layers:
                 layer.register_forward_hook(lambda module, inputs, output: torch.nn.functional.dropout(output, 0.5))
-        for _ in range(5):
+        for step in range(5):
             for worker in workers:
                 tokens = worker.backward()
-                worker.update()
+                worker.update(step)
                 worker.sync.after_step(tokens)
         return digest(dict(workers[-1].model.named_parameters()))
 

@@ -28,6 +28,7 @@ USAGE = """usage: atoll COMMAND ...
   atoll train METHOD       train a language model, all workers in this process, or one in each under torchrun
   atoll compare METHOD...  several methods on the same data, seeds and budget: a table, a picture, a file
   atoll explain METHOD     what a method sends, when it leaves and lands, how long a link takes; its paper, its loop
+  atoll plan METHOD...     utilisation, bytes and time on a network, what bandwidth is needed, what to change first
   atoll sensitivity DIR    which blocks of a run's model make its workers disagree: which to mix, where links are slow
 
   atoll COMMAND --help     the methods; after METHOD its options
@@ -61,6 +62,7 @@ def _dispatch(args: list[str]) -> int:
         "train": _train,
         "compare": _compare,
         "explain": _explain,
+        "plan": _plan,
         "sensitivity": _sensitivity,
     }
     match args:
@@ -160,12 +162,46 @@ def _explain(args: list[str]) -> None:
         print(in_words(explained, asking.bandwidth))
 
 
+def _plan(args: list[str]) -> None:
+    from atoll.cli.flags import parsed
+    from atoll.cli.options import Planning
+
+    description = "Plan a run before anything is rented: METHOD... on islands with links of a given speed."
+    values, names = parsed("atoll plan", args, description, "METHOD...", planning=Planning)
+    asked: Planning = values["planning"]
+    if bool(names) == bool(asked.paper):
+        raise UsageError("atoll plan needs methods, or --paper NAME without any; give some, such as diloco streaming")
+    from rich.console import Console
+
+    from atoll.cli import plan
+    from atoll.cli.show import json_line
+
+    with _results_on(asked.json) as stdout:
+        if asked.paper:
+            rows = list(plan.paper(asked.paper))
+            print("\n".join(json_line(row) for row in rows) if not asked.json else json_line(rows), file=stdout)
+            return
+        found = plan.planned(names, asked)
+        helps = {each.method: plan.changes(each.method, asked.period, plan.setting(asked)) for each in found}
+        shows = sys.stderr if asked.json else stdout
+        console = Console(file=shows, width=None if shows.isatty() else 160)
+        console.print(plan.table(found, asked))
+        for each in found:
+            best = ", ".join(f"{change.what} ({change.utilisation:.0%})" for change in helps[each.method][:4])
+            console.print(f"{each.method}: {each.utilisation:.0%} now; what helps most: {best}", highlight=False)
+        if asked.out:
+            plan.plot(asked.out, names, asked.period, plan.setting(asked))
+            print(f"{asked.out} shows utilisation against bandwidth", file=sys.stderr)
+        if asked.json:
+            print(json_line([plan.as_json(each, asked, helps[each.method]) for each in found]), file=stdout)
+
+
 def _sensitivity(args: list[str]) -> None:
     from atoll.cli.flags import parsed
     from atoll.cli.options import Measuring
 
     description = (
-        "Find the blocks of a run's model in which its workers differ most; RUN_DIR is the --out of atoll train."
+        "Find the blocks of a run's model in which its workers differ most; DIR is the --out of atoll train."
     )
     values, words = parsed("atoll sensitivity", args, description, "DIR", measuring=Measuring)
     if len(words) != 1:
@@ -186,8 +222,10 @@ def _method(command: str, args: list[str], **parts: Callable[..., Any]) -> tuple
     match args:
         case ["-h" | "--help", *_]:
             print(f"usage: atoll {command} METHOD [OPTIONS]\n")
+            width = max(map(len, METHODS)) + 1
             for name, function in METHODS.items():
-                print(fill(_about(function), 118, initial_indent=f"  {name:16}", subsequent_indent=" " * 18))
+                indent = f"  {name:{width}}"
+                print(fill(_about(function), 118, initial_indent=indent, subsequent_indent=" " * len(indent)))
             print(f"\n  atoll {command} METHOD --help   its options")
             raise SystemExit(0)
         case [name, *rest] if name in METHODS:

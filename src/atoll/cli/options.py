@@ -41,7 +41,7 @@ class Options:
         precision: fp32 or bf16, for all workers or for each with commas between; bf16 is autocast, parameters stay fp32
         threads: intra-op threads; they change bits
         probe: tokens of held-out text on which workers are compared at the end of each round; 0 for never
-        pool: workers that take part over time; one that joins starts from the shared model
+        pool: workers that take part over time; one that joins starts from the anchors of worker 0
         drop: probability that a message is lost; its worker keeps its own parameters
         speeds: of each worker, as parts of the fastest one's, such as 1,1,0.5,0.25; all alike if left out
     """
@@ -214,3 +214,42 @@ class Measuring:
             raise UsageError(
                 f"--share was {self.share:g}, but it is a part of the parameters; give at most 1, such as 0.43 for 43 %"
             )
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What `atoll plan` is asked.
+
+    Args:
+        model: a named size
+        params: parameters of a model of which only the size is known, such as 1.5e9, instead of a named one
+        layers: its blocks
+        workers: islands
+        period: inner steps of a round, of methods that have one
+        step_time: seconds of an inner step
+        bandwidth: of each island's link, such as 100Mbit or 12MB; no limit if left out
+        latency: milliseconds one way
+        jitter: standard deviation of a step's duration, as a part of it
+        seed: of the jitter
+        tokens: budget of the whole run
+        tokens_per_step: that an island trains in an inner step
+        paper: print a published table beside ours instead
+        out: also draw utilisation against bandwidth into this PNG file
+        json: end with JSON on stdout; everything else goes to stderr
+    """
+
+    model: str = "factored-gossip-1.5b"
+    params: Positive | None = None
+    layers: Count = 16
+    workers: Count = 8
+    period: Count = 100
+    step_time: Positive = 1.0
+    bandwidth: str | None = None
+    latency: Annotated[float, AtLeast(0)] = 0.0
+    jitter: Annotated[float, AtLeast(0)] = 0.0
+    seed: Annotated[int, AtLeast(0)] = 0
+    tokens: Positive | None = None
+    tokens_per_step: Count = 262_144
+    paper: Literal["factored-gossip", "streaming", "scaling"] | None = None
+    out: Path | None = None
+    json: bool = False

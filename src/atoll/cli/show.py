@@ -39,8 +39,9 @@ def in_words(explained: Explanation, bandwidth: str | None) -> str:
 
 def _paragraph(each: Exchanges, bandwidth: str | None) -> str:
     lands = f"{each.delay} inner step{'s' * (each.delay > 1)} later" if each.delay else "at once: training waits"
+    tensors = f"{len(each.names)} tensor{'s' * (len(each.names) > 1)}"
     lines = [
-        f"fragment {each.fragment}: {each.parameters:,} parameters in {len(each.names)} tensors ({each.names[0]} ...)",
+        f"fragment {each.fragment}: {each.parameters:,} parameters in {tensors} ({each.names[0]} ...)",
         f"  sends     {size(each.nbytes)} of {each.carry.value} per exchange and worker",
         f"  combined  {_fold(each)}, {each.why}",
         f"  leaves    after inner step {_steps(each.leaves)}",

@@ -16,6 +16,7 @@ same partners.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from hashlib import sha256
 
 from atoll.errors import CompositionError
@@ -23,10 +24,16 @@ from atoll.parts.mixers import Exchange, Mixer, Situation, alone, cheaper
 from atoll.wire import Edges, Keep
 
 
-def _shuffled(seed: int, at: Situation) -> list[int]:
-    """The workers in the order of the round's draw."""
-    draw = f"{seed}:{at.membership.epoch}:{at.round}"
-    return sorted(at.membership.workers, key=lambda worker: sha256(f"{draw}:{worker}".encode()).digest())
+@lru_cache(maxsize=256)
+def _shuffle(draw: str, workers: tuple[int, ...]) -> tuple[tuple[int, ...], dict[int, int]]:
+    order = sorted(workers, key=lambda worker: sha256(f"{draw}:{worker}".encode()).digest())
+    return tuple(order), {worker: place for place, worker in enumerate(order)}
+
+
+def _shuffled(seed: int, at: Situation) -> tuple[tuple[int, ...], int]:
+    """The workers in the order of the round's draw, and this worker's place; drawn once for all who ask."""
+    order, place = _shuffle(f"{seed}:{at.membership.epoch}:{at.round}", at.membership.workers)
+    return order, place[at.membership.me]
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,8 @@ class pairs:
 
     def exchange(self, at: Situation) -> Exchange:
         """This worker and its partner in the round's matching."""
-        order = _shuffled(self.seed, at)
-        first = order.index(at.membership.me) // 2 * 2
+        order, place = _shuffled(self.seed, at)
+        first = place // 2 * 2
         return Exchange(tuple(sorted(order[first : first + 2])), Keep(), 1.0)
 
 
@@ -88,9 +95,9 @@ class groups:
 
     def exchange(self, at: Situation) -> Exchange:
         """This worker's group of the round."""
-        order = _shuffled(self.seed, at)
+        order, place = _shuffled(self.seed, at)
         count = max(1, len(order) // self.size)
-        to = sorted(order[order.index(at.membership.me) % count :: count])
+        to = sorted(order[place % count :: count])
         return Exchange(tuple(to), cheaper(at.codec, at.layout, len(to)), 1.0)
 
 

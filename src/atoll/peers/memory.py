@@ -156,10 +156,11 @@ class Hub:
         verdict = admit(key, to, headers, posts[0].quorum, lost)
         norms: Sequence[float] = ()
         if isinstance(verdict, Landed):
-            spread = _spread_along if posts[0].edges else self._spread
-            norms = spread(exchange, to, verdict)
+            # before what comes back is written over what was sent
             for worker in verdict.dropped:
                 lose(exchange.posts[worker])
+            spread = _spread_along if posts[0].edges else self._spread
+            norms = spread(exchange, to, verdict)
         for index, (worker, post) in enumerate(zip(to, posts, strict=True)):
             answer = verdict
             if isinstance(answer, Landed):

@@ -17,7 +17,7 @@ from atoll.sync.checks import nested
 from atoll.sync.rule import Strategy, layout_of
 from atoll.sync.state import message
 from atoll.trees import Layout, Spec
-from atoll.wire import Codec, Fold, Keep
+from atoll.wire import Codec, Fold, Keep, Post
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Hollow:
             model.hold(name)
         return model
 
-    def sent(self, rule: int, fragment: int, fold: Fold, members: int) -> tuple[Fold, int, int]:
+    def sizes(self, post: Post) -> tuple[Fold, int, int]:
         """The fold that the true sizes would choose; bits of one wire of a message; and bits of its result."""
-        return _sent(self.strategy, rule, self.layouts[fragment], fold, members)
+        return _sizes(self.strategy, post.key.rule, self.layouts[post.key.fragment], post.fold, len(post.to))
 
 
 class _Hollow(nn.Module):
@@ -80,7 +80,7 @@ class _Hollow(nn.Module):
 
 
 @lru_cache(maxsize=4096)
-def _sent(strategy: Strategy, rule: int, layout: Layout, fold: Fold, members: int) -> tuple[Fold, int, int]:
+def _sizes(strategy: Strategy, rule: int, layout: Layout, fold: Fold, members: int) -> tuple[Fold, int, int]:
     part = strategy.rules[rule]
     layout = message(part, layout)
     if any(isinstance(mixer, all_mean) and mixer.fold is None for mixer in nested(part.mixer)):

@@ -123,7 +123,7 @@ class Traffic:
     _on: defaultdict[Resource, set[int]] = field(default_factory=lambda: defaultdict(set))
     _flows: defaultdict[Resource, int] = field(default_factory=lambda: defaultdict(int))
     _ends: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
-    _cut: dict[Resource, float] = field(default_factory=dict[Resource, float])
+    _capacity: dict[Resource, float] = field(default_factory=dict[Resource, float])
     _number: int = 0
 
     def begin(self, now: float, uses: Mapping[Resource, int], bits: float) -> int:
@@ -146,7 +146,7 @@ class Traffic:
             found["up", teller, ""] += 1
             found["down", hearer, ""] += 1
             found["between", islands[teller].site, islands[hearer].site] += 1
-        return found
+        return self._felt(found)
 
     def all_to_all(self, members: Sequence[int]) -> dict[Resource, int]:
         """The same for a flow from each member to each other one, without listing them."""
@@ -158,22 +158,28 @@ class Traffic:
         for a, here in at.items():
             for b, there in at.items():
                 found["between", a, b] = here * (there - (a == b))
-        return found
+        return self._felt(found)
+
+    def _felt(self, uses: Mapping[Resource, int]) -> dict[Resource, int]:
+        """Those that can hold anyone up."""
+        return {resource: flows for resource, flows in uses.items() if flows and self.capacity(resource) < math.inf}
 
     def capacity(self, resource: Resource) -> float:
         """Bits per second, after loss and faults."""
-        kind, first, second = resource
-        if kind == "between":
-            link = self.network.link(str(first), str(second))
-            whole = link.capacity * (1 - link.loss)
-        else:
-            island = self.network.islands[int(first)]
-            whole = island.up if kind == "up" else island.down
-        return whole * self._cut.get(resource, 1.0)
+        if resource not in self._capacity:
+            kind, first, second = resource
+            if kind == "between":
+                link = self.network.link(str(first), str(second))
+                self._capacity[resource] = link.capacity * (1 - link.loss)
+            else:
+                island = self.network.islands[int(first)]
+                self._capacity[resource] = island.up if kind == "up" else island.down
+        return self._capacity[resource]
 
     def limit(self, now: float, resource: Resource, part: float) -> None:
         """Leave a part of a resource's capacity (0: cut), from now on."""
-        self._cut[resource] = part
+        self._capacity.pop(resource, None)
+        self._capacity[resource] = self.capacity(resource) * part
         self._share(now, (resource,))
 
     def next(self) -> tuple[float, int] | None:

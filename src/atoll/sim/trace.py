@@ -1,20 +1,18 @@
 """What happened in a simulated run, and what it adds up to."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.wire import Key
 
-KINDS = ("launched", "landed", "late", "lost", "idle", "joined", "left", "step")
-"""launched: an exchange left. landed: its result was used; late: training had to wait for it. lost: it did not count.
-idle: an island waits (for `seconds`). joined, left: an island came or went."""
-
 
 @dataclass(frozen=True)
 class Moment:
-    """One thing that happened to one island, at `time` seconds; `seconds` it lasted, for what lasts."""
+    """One thing that happened to one island at `time` seconds; `seconds` it lasted, for what lasts.
+
+    Kinds: trained, idle (it waited for an exchange), launched, landed, lost.
+    """
 
     time: float
     island: int
@@ -30,42 +28,59 @@ class Moment:
 
 @dataclass
 class Trace:
-    """Moments in order of time, and totals by island.
+    """Moments in order of time where they are kept, and totals by island.
 
-    Attributes: compute, blocked: seconds of each island spent training, and waiting. finished: when each ended. ages:
-    inner steps from launch to landing, counted.
+    Args: islands: how many. keeps: whether moments are kept; they take memory.
+    Attributes: compute, blocked: seconds spent training, and waiting. sent: bytes handed to links. ended: seconds at
+    which the last inner step was done and its boundary over.
     """
 
     islands: int
     keeps: bool = True
     moments: list[Moment] = field(default_factory=list[Moment])
-    compute: list[float] = field(init=False)
-    blocked: list[float] = field(init=False)
-    finished: list[float] = field(init=False)
-    sent: list[float] = field(init=False)
-    ages: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def __post_init__(self) -> None:
-        self.compute, self.blocked, self.finished, self.sent = ([0.0] * self.islands for _ in range(4))
+        self.compute, self.blocked, self.sent, self.ended = ([0.0] * self.islands for _ in range(4))
+        self._warm = [(0.0, 0.0)] * self.islands
 
     def add(self, time: float, island: int, kind: str, key: Key | None = None, seconds: float = 0.0) -> None:
         """Note a moment, if moments are kept."""
         if self.keeps:
             self.moments.append(Moment(time, island, kind, key, seconds))
 
+    def trained(self, island: int, now: float, seconds: float) -> None:
+        """An island trains from now on."""
+        self.compute[island] += seconds
+        self.add(now, island, "trained", None, seconds)
+
+    def waited(self, island: int, since: float, now: float, key: Key) -> None:
+        """An island waited until now."""
+        self.blocked[island] += now - since
+        if now > since:
+            self.add(since, island, "idle", key, now - since)
+
+    def warm(self, island: int, now: float) -> None:
+        """From now on an island's time counts in `utilisation`."""
+        self._warm[island] = now, self.compute[island]
+
+    def done(self, island: int, now: float) -> None:
+        """An island has trained all its steps."""
+        self.ended[island] = now
+
     @property
     def seconds(self) -> float:
-        """How long the run took, until its last island ended."""
-        return max(self.finished)
+        """How long training took, until the last island was done."""
+        return max(self.ended)
 
     @property
     def utilisation(self) -> float:
-        """The part of all islands' time that was spent training."""
-        return sum(self.compute) / sum(self.finished)
+        """The part of all islands' time that was spent training, from the warm step to the last."""
+        trained = sum(compute - before for compute, (_, before) in zip(self.compute, self._warm, strict=True))
+        return trained / sum(end - start for end, (start, _) in zip(self.ended, self._warm, strict=True))
 
     def lines(self) -> Iterator[str]:
         """The moments as text, one on a line."""
-        yield from map(str, self.moments)
+        return map(str, self.moments)
 
     def as_json(self) -> dict[str, Any]:
         """Totals as a JSON-able object."""
@@ -75,7 +90,5 @@ class Trace:
             "utilisation": self.utilisation,
             "compute_s": self.compute,
             "blocked_s": self.blocked,
-            "finished_s": self.finished,
             "bytes_sent": self.sent,
-            "ages": {str(age): count for age, count in sorted(self.ages.items())},
         }

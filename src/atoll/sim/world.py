@@ -7,14 +7,14 @@ or says only that it landed (TIMING).
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.sim.faults import Restarts
 from atoll.sim.network import Network, Resource, Traffic
 from atoll.sim.trace import Trace
-from atoll.wire import KEEPER, Fold, Keep, Key, Landed, Lost, Post, Take
+from atoll.wire import KEEPER, Fold, Keep, Key, Landed, Lost, Post, Push, Take
 
 Act = Callable[[float], None]
 Sizes = Callable[[Post], tuple[Fold, int, int]]
@@ -86,7 +86,7 @@ class World:
         self.answers, self.sizes, self.trace = answers, sizes, trace
         self.clock, self.traffic = Clock(), Traffic(network)
         self.keeper_at = keeper_at
-        self.looks: Act = lambda now: None
+        self.handed_in: Callable[[float, int, Key], None] = lambda now, me, key: None
         self._restarts = restarts
         self._meetings: dict[tuple[Key, tuple[int, ...]], Meeting] = {}
         self._where: dict[tuple[int, Key], tuple[int, ...]] = {}
@@ -107,7 +107,7 @@ class World:
         if post.to == (KEEPER,):
             _, wire, _ = self.sizes(post)
             self.trace.sent[me] += wire / 8
-            self.move([(me, self.keeper_at)], wire, self.looks)
+            self._move(me, self.keeper_at, wire, lambda now: self.handed_in(now, me, post.key))
         elif len(meeting.posts) == len(to):
             self._meet(meeting, to)
         return post.key
@@ -130,15 +130,14 @@ class World:
         """Call when the answer is here."""
         self._meetings[ticket, self._where[me, ticket]].waiting.append(act)
 
-    def replied(self, me: int, key: Key, bits: float) -> None:
-        """A keeper's answer leaves now."""
-        meeting = self._meetings[key, (KEEPER, me)]
-        self.move([(self.keeper_at, me)], bits, lambda now: self._arrived(now, meeting))
+    def reply(self, push: Push) -> None:
+        """A keeper's answer leaves now: the anchor, in the width that the push would have."""
+        meeting = self._meetings[push.key, (KEEPER, push.worker)]
+        _, wire, _ = self.sizes(meeting.posts[push.worker])
+        self._move(self.keeper_at, push.worker, wire, lambda now: self._arrived(now, meeting))
 
-    def move(self, edges: Sequence[tuple[int, int]], bits: float, act: Act) -> None:
-        """Send `bits` from each teller to its hearer; then call."""
-        latency = self.traffic.latency([end for edge in edges for end in edge])
-        self._begin(self.traffic.uses(edges), bits, latency, act)
+    def _move(self, teller: int, hearer: int, bits: float, act: Act) -> None:
+        self._begin(self.traffic.uses([(teller, hearer)]), bits, self.traffic.latency((teller, hearer)), act)
 
     def _meet(self, meeting: Meeting, to: tuple[int, ...]) -> None:
         """All are here: headers go round, then the bytes move."""

@@ -38,17 +38,17 @@ def nested(mixer: Mixer) -> Iterator[Mixer]:
         yield from nested(held)
 
 
-def due(rule: Rule) -> list[int]:
-    """The first `ROUNDS` steps at which a rule is due for fragment 0 (without signals)."""
-    steps = [rule.schedule.next(0, 0, {})]
+def due(rule: Rule, fragment: int = 0) -> list[int]:
+    """The first `ROUNDS` steps at which a rule is due for a fragment (without signals)."""
+    steps = [rule.schedule.next(0, fragment, {})]
     while steps[-1] < NEVER and len(steps) < ROUNDS:
-        steps.append(rule.schedule.next(steps[-1], 0, {}))
+        steps.append(rule.schedule.next(steps[-1], fragment, {}))
     return steps
 
 
 def impossible(rule: Rule) -> Complaints:
     """(whether it is so, the sentence) for everything that can be wrong with one rule."""
-    return [*_messages(rule), *_landings(rule), *_kept(rule)]
+    return [*_kept(rule), *_messages(rule), *_landings(rule)]
 
 
 def _messages(rule: Rule) -> Complaints:
@@ -140,26 +140,33 @@ def _drops(rule: Rule) -> bool:
 
 
 def _landings(rule: Rule) -> Complaints:
-    delay = rule.landing.steps if isinstance(rule.landing, After) else 0
+    delay = _delay(rule)
     steps = due(rule)
-    gap = min((later - earlier for earlier, later in pairwise(steps)), default=NEVER)
+    gaps = {later - earlier for earlier, later in pairwise(steps)}
+    gap = min(gaps, default=NEVER)
     blocking = isinstance(rule.landing, Blocking)
     # what is landed at a boundary before the next leaves may be as old as the period
     whole_period = rule.carry is Carry.ANCHOR or isinstance(rule.estimate, eager)
+    made_up = ", or estimate=eager() and merge=adopt(), which makes up for it"
     return [
         (
             isinstance(rule.landing, After)
             and isinstance(rule.merge, adopt)
             and not isinstance(rule.estimate, eager)
-            and not rule.kept,
+            and rule.carry in (Carry.DELTA, Carry.LIVE),
             f"{rule.landing!r} with adopt() would throw away the inner steps taken while the exchange is in flight; "
             "write merge=blend(0.5), or blend(0.0) to throw them away on purpose",
         ),
         (
             delay > gap or (delay == gap and not whole_period),
             f"{rule.landing!r} is as long as the {gap} inner steps between two rounds of {rule.schedule!r}, so a round "
-            "would land after the next has left; use a shorter delay or a longer period, or estimate=eager() and "
-            "merge=adopt(), which makes up for it",
+            "would land after the next has left; use a shorter delay or a longer period"
+            f"{made_up if rule.carry is Carry.DELTA and gaps == {delay} else ''}",
+        ),
+        (
+            not isinstance(rule.estimate, as_landed) and rule.carry in (Carry.LIVE, Carry.ANCHOR, Carry.GRADIENT),
+            f"estimate={rule.estimate!r} makes an outer gradient, but a rule carrying {rule.carry.name} has none; "
+            "leave it out, or carry DELTA",
         ),
         (
             isinstance(rule.estimate, eager) and blocking,
@@ -167,14 +174,14 @@ def _landings(rule: Rule) -> Complaints:
             "one never is; write landing=After(period), or estimate=as_landed()",
         ),
         (
+            isinstance(rule.estimate, eager) and (len(gaps) != 1 or steps[-1] == NEVER),
+            f"eager() was given {rule.schedule!r}, whose rounds are not equally long or end, but a mean must land just "
+            "as the next round closes; write every(n), landing=After(n)",
+        ),
+        (
             isinstance(rule.estimate, eager) and not blocking and not (delay == gap and isinstance(rule.merge, adopt)),
             f"eager() was given {rule.landing!r} and {rule.merge!r} on {rule.schedule!r}, but it joins a mean with the "
             f"delta of the round that closes as it lands; write landing=After({gap}), merge=adopt()",
-        ),
-        (
-            not isinstance(rule.estimate, as_landed) and rule.carry in (Carry.LIVE, Carry.ANCHOR, Carry.GRADIENT),
-            f"estimate={rule.estimate!r} makes an outer gradient, but a rule carrying {rule.carry.name} has none; "
-            "leave it out, or carry DELTA",
         ),
         (
             rule.carry is Carry.BOTH and not blocking,
@@ -201,6 +208,11 @@ def _kept(rule: Rule) -> Complaints:
             rule.kept and rule.outer is not None,
             f"both the keeper and the worker were given an outer optimizer ({rule.outer!r}), so a step would be taken "
             "twice; give it to the keeper alone: outer=None",
+        ),
+        (
+            rule.kept and not isinstance(rule.estimate, as_landed),
+            f"a rule with a keeper was given estimate={rule.estimate!r}, but the keeper makes the outer gradient; "
+            "leave it out",
         ),
         (
             any(isinstance(mixer, keeper) for mixer in nested(rule.mixer)) and not rule.kept,
@@ -244,7 +256,7 @@ def _kept(rule: Rule) -> Complaints:
         (
             arriving and not rule.kept,
             "OnArrival() was given to a rule without a keeper, so workers would use the same mean at different steps "
-            "and no longer agree; write landing=After(n)",
+            "and no longer agree; write landing=After(n) with a merge such as blend(0.5)",
         ),
     ]
 
@@ -252,11 +264,12 @@ def _kept(rule: Rule) -> Complaints:
 def impossible_together(rules: Sequence[Rule]) -> Complaints:
     """(whether it is so, the sentence) for what can be wrong with rules that serve one model."""
     kept = [rule for rule in rules if rule.kept]
-    steppers = [rule for rule in rules if rule.steps_by_delta]
-    mixed_late = [
-        rule
+    late = [
+        (rule, other, fragment)
         for rule in rules
-        if rule.carry is Carry.ANCHOR and isinstance(rule.landing, After) and isinstance(rule.merge, leave)
+        for other in rules
+        for fragment in _both_serve(rule, other)
+        if rule.carry is Carry.ANCHOR and isinstance(rule.landing, After) and rule is not other
     ]
     return [
         (
@@ -264,16 +277,46 @@ def impossible_together(rules: Sequence[Rule]) -> Complaints:
             "a keeper holds the anchors, but other rules were to move them too; let all rules have the keeper, or none",
         ),
         (
-            any(not _lands_with(rule, other) for rule in mixed_late for other in steppers),
+            any(
+                isinstance(rule.merge, leave) and other.steps_by_delta and not _lands_with(rule, other, fragment)
+                for rule, other, fragment in late
+            ),
             "an overlapped rule carrying ANCHOR with leave() must land at the very step at which the deltas are taken, "
             "or they would hold what the mixing moved; write landing=After(period) on the same schedule, or "
             "merge=carry_on() to land in between",
         ),
+        (
+            any(other.carry is not Carry.GRADIENT and _undoes(rule, other, fragment) for rule, other, fragment in late),
+            "an overlapped rule carrying ANCHOR lands after another rule has moved the anchors that it mixes, and "
+            "would undo that; write a delay that ends before, or landing=Blocking(), merge=adopt()",
+        ),
     ]
 
 
-def _lands_with(mixing: Rule, stepping: Rule) -> bool:
-    assert isinstance(mixing.landing, After)
-    closes = set(due(stepping))
-    last = max(closes)
-    return all(step + mixing.landing.steps in closes for step in due(mixing) if step + mixing.landing.steps <= last)
+def _both_serve(rule: Rule, other: Rule) -> Sequence[int]:
+    """The numbers of the fragments (of those that can be told apart) that both rules serve."""
+    named = [each.only for each in (rule, other) if each.only is not None]
+    if named:
+        return sorted(set(named[0]).intersection(*named))
+    return range(max(getattr(each.schedule, "fragments", 1) for each in (rule, other)))
+
+
+def _lands_with(mixing: Rule, stepping: Rule, fragment: int) -> bool:
+    """Whether points land at steps at which deltas are taken."""
+    closes = set(due(stepping, fragment))
+    lands = [left + _delay(mixing) for left in due(mixing, fragment)]
+    return all(step in closes for step in lands if step <= max(closes))
+
+
+def _undoes(mixing: Rule, other: Rule, fragment: int) -> bool:
+    """Whether `other` moves the anchor between a step at which it leaves to be mixed and the one at which it lands."""
+    moves = [(closed, closed + _delay(other)) for closed in due(other, fragment) if closed < NEVER]
+    return any(
+        left < moved < left + _delay(mixing) or (moved == left + _delay(mixing) and closed < left)
+        for left in due(mixing, fragment)
+        for closed, moved in moves
+    )
+
+
+def _delay(rule: Rule) -> int:
+    return rule.landing.steps if isinstance(rule.landing, After) else 0

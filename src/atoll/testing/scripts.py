@@ -220,7 +220,7 @@ def _directed(member: Member) -> Flow:
     weights = {worker: 0.25 + worker for worker in everyone}
     cases = [
         Case(1001, Keep()),
-        Case(CHUNK + 5, Keep(), HALF, overlapped=True),
+        Case(1005, Keep(), HALF, overlapped=True),
         Case(1002, Keep(), parts=2, weights=weights),
         Case(1003, Keep(), HALF, scale={1: math.nan}, quorum=0.3),
         Case(1004, Keep(), scale={1: math.inf}, quorum=0.3, overlapped=True, weights=weights),
@@ -239,12 +239,36 @@ def _directed(member: Member) -> Flow:
     return []
 
 
+def _deaf(member: Member) -> Flow:
+    """A member that hears nobody who counts, or nobody who weighs anything, loses the round alone: nothing is
+    written."""
+    everyone = member.everyone
+    edges = _edges(member, [1])
+    for overlapped in (False, True):
+        for case in (
+            Case(1010, Keep(), scale=dict.fromkeys(everyone[1:], math.nan), quorum=0.1, overlapped=overlapped),
+            Case(1011, Keep(), weights=dict.fromkeys(everyone[1:], 0.0), overlapped=overlapped),
+        ):
+            good = tuple(worker for worker in everyone if worker not in case.scale)
+            post, source = member.post(case)
+            yield replace(post, edges=edges)
+            outcome, got = yield from member.taken(post, source)
+            if everyone[0] in edges.hears:
+                heard = tuple(worker for worker in good if worker in edges.hears)
+                _is_mean(case, (outcome, got), heard, len(good) / len(everyone))
+            else:
+                assert isinstance(outcome, Lost), f"{case}: the mean of nothing was handed out"
+                assert f"nothing that worker {member.me} hears counts" in outcome.why
+                assert torch.equal(got.nan_to_num(7.0), case.values(member.me).nan_to_num(7.0))
+    return []
+
+
 def _echoes(member: Member) -> Flow:
     """A worker is told its own contribution as the others see it, with them and alone: nothing where it was refused."""
     codecs = [(Keep(), exact()), (Keep(), HALF), (Reduce(HALF), HALF), (Reduce(exact()), HALF), (Sum(), exact())]
     for fold, codec in codecs:
         for case in (
-            Case(CHUNK + 7, fold, codec),
+            Case(1007, fold, codec, parts=2),
             Case(1001, fold, codec, overlapped=True, scale={1: math.nan}, quorum=0.3),
         ):
             for to in (member.everyone, (member.me,)):
@@ -306,6 +330,7 @@ SCRIPTS: Sequence[Callable[[Member], Flow]] = (
     _idempotent,
     _subsets,
     _directed,
+    _deaf,
     _echoes,
     _remembering,
     _looks,

@@ -239,9 +239,9 @@ class SyncCallback(TrainerCallback):
         for worker, theirs in rows.items():
             if theirs[:2] != mine[:2]:
                 raise UsageError(
-                    f"worker {members.me} trains from optimizer step {mine[0]:g} to {mine[1]:g} but worker {worker} "
-                    f"from {theirs[0]:g} to {theirs[1]:g}; give all of them the same max_steps, and resume all from "
-                    "checkpoints of the same step"
+                    f"worker {members.me} trains from optimizer step {mine[0]:.0f} to {mine[1]:.0f} but worker "
+                    f"{worker} from {theirs[0]:.0f} to {theirs[1]:.0f}; give all of them the same max_steps, and "
+                    "resume all from checkpoints of the same step"
                 )
             if theirs != mine:
                 raise UsageError(
@@ -314,7 +314,7 @@ class SyncCallback(TrainerCallback):
 
 def _planned(every: float, since: float, start: float, saves: float) -> str:
     first = " and at the start" if start else ""
-    return f"evaluates every {every:g} steps from {since:g} on{first} and saves every {saves:g} (0: never)"
+    return f"evaluates every {every:.0f} steps from {since:.0f} on{first} and saves every {saves:.0f} (0: never)"
 
 
 def _tell(events: list[Event], step: int) -> None:

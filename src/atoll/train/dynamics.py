@@ -79,7 +79,7 @@ class Dynamics:
         pool: how many take part, changed between rounds. Who joins starts from the anchors and outer state of worker 0.
         drop: probability that a message is lost; its worker keeps its own parameters.
         speeds: of each worker, as a part of the fastest one's: 1 and 0.5 means that worker 1 takes a step every second
-        tick. All alike if empty.
+        tick. All alike if empty. There is no checkpoint while a worker has begun an exchange that a slower one has not.
     """
 
     pool: Pool = constant()
@@ -93,10 +93,15 @@ class Dynamics:
                 f"--speeds gave {len(self.speeds)} speeds, but there are {workers} workers; give one for each, such as "
                 f"{','.join(['1'] * (workers - 1) + ['0.5'])}"
             )
-        if self.speeds and (max(self.speeds) != 1 or min(self.speeds) <= 0):
+        if self.speeds and (max(self.speeds) != 1 or not all(speed > 0 for speed in self.speeds)):
             raise UsageError(
                 f"--speeds was {','.join(map(str, self.speeds))}, but they are parts of the fastest worker's; give 1 "
                 "to that one, and more than 0 to all"
+            )
+        if self.speeds and self.pool != constant():
+            raise UsageError(
+                "--pool and --speeds were both given, but a pool changes between rounds, and the rounds of workers of "
+                "unequal speeds end at different times; leave one of them out"
             )
         if not 0 <= self.drop < 1:
             raise UsageError(f"--drop was {self.drop}, but it is a probability, and some must arrive; give 0 to 0.99")

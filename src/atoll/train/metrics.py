@@ -45,6 +45,7 @@ class Recorder:
         )
         self._progress = Progress(*columns, console=self._console, transient=True, disable=not visible)
         self._bar = self._progress.add_task(label, total=steps, completed=start, loss=math.nan, speed=0.0)
+        self._quiet_until = 0
         self._file = None
         if path:
             kept = [line for line in _lines(path) if _step(line) <= start]
@@ -57,8 +58,8 @@ class Recorder:
         self._write(kind="step", step=step, loss=losses, tokens_per_s=round(speed))
 
     def events(self, step: int, events: Sequence[Event], seconds: float) -> None:
-        """One worker's events at a boundary that took `seconds`: a line for each landing, louder for a round that was
-        lost."""
+        """One worker's events at a boundary that took `seconds`. People see one landing in `LOG_EVERY` steps, every one
+        at which a contribution was refused, and, louder, every round that was lost."""
         for event in events:
             match event:
                 case Landed():
@@ -74,13 +75,9 @@ class Recorder:
                         refused=event.refused,
                         seconds=seconds,
                     )
-                    self._console.print(
-                        f"step {step}  round {event.key.round}  fragment {event.key.fragment}  |mean delta| "
-                        f"{event.mean_norm:.3g}  "
-                        f"cosine {event.cosine:.2f}  sent {size(event.sent)}  boundary {seconds * 1e3:.0f} ms"
-                        + (f"  from workers {event.peers} only: {'; '.join(event.refused)}" if event.refused else ""),
-                        highlight=False,
-                    )
+                    if event.refused or step >= self._quiet_until:
+                        self._quiet_until = step + LOG_EVERY
+                        self._show(step, event, seconds)
                 case Lost():
                     self._write(kind="lost", step=step, key=event.key, why=event.why)
                     self._console.print(
@@ -88,6 +85,15 @@ class Recorder:
                     )
                 case _:
                     pass
+
+    def _show(self, step: int, landed: Landed, seconds: float) -> None:
+        only = f"  from workers {landed.peers} only: {'; '.join(landed.refused)}" if landed.refused else ""
+        self._console.print(
+            f"step {step}  round {landed.key.round}  fragment {landed.key.fragment}  |mean delta| "
+            f"{landed.mean_norm:.3g}  cosine {landed.cosine:.2f}  sent {size(landed.sent)}  "
+            f"boundary {seconds * 1e3:.0f} ms{only}",
+            highlight=False,
+        )
 
     def disagreement(self, step: int, distance: Distance) -> None:
         """How far workers are from one another at the end of a round."""

@@ -23,6 +23,8 @@ FEW = 8
 class Monitor:
     """Compares workers on a fixed text, and keeps the alarms of a strategy alike on all of them.
 
+    An alarm follows sketches in one process too, so that it is the same as in several.
+
     Args: run; text: batches of [rows, length + 1] tokens, of which `run.probe` tokens are read.
     """
 
@@ -36,14 +38,10 @@ class Monitor:
         self.every = run.method.period or max(1, run.steps // 20)
         self.count = 0
 
-    @property
-    def watches(self) -> bool:
-        """Whether there is anything to compare."""
-        return self._batch is not None and self.run.workers > 1
-
-    def due(self, step: int) -> bool:
-        """Whether workers are compared after this inner step: where a round ends."""
-        return self.watches and step % self.every == 0
+    def due(self, step: int, workers: int) -> bool:
+        """Whether the `workers` that take part are compared after this inner step: where a round ends, if there are
+        two."""
+        return self._batch is not None and workers > 1 and step % self.every == 0
 
     def measure(self, workers: Sequence[Worker], groups: Sequence[PeerGroup]) -> Distance:
         """The distance between all workers now; sets their alarms."""
@@ -52,13 +50,17 @@ class Monitor:
         if len(groups) < self.run.workers:
             distance = Distance(self._from_everywhere(logs, workers, groups), float("nan"), float("nan"))
         else:
-            js = all_pairs(logs) if len(logs) <= FEW else generalised(logs)
-            distance = Distance(js, *l2_distance([_flat(worker) for worker in workers]))
+            distance = Distance(self._between(logs), *l2_distance([_flat(worker) for worker in workers]))
         for worker in workers:
             was = worker.sync.state.signals.get("alarm", 0.0)
             alarm = {"alarm": self._alarm.switch(was, distance.js)} if self._alarm else {}
             worker.sync.state.note({"js": distance.js} | alarm)
         return distance
+
+    def _between(self, logs: Sequence[Tensor]) -> float:
+        if self._alarm:
+            return from_sketches([sketch(log) for log in logs])
+        return all_pairs(logs) if len(logs) <= FEW else generalised(logs)
 
     def _from_everywhere(self, logs: Sequence[Tensor], workers: Sequence[Worker], groups: Sequence[PeerGroup]) -> float:
         """The same from sketches that the processes send one another: a lower bound."""

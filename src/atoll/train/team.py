@@ -49,6 +49,17 @@ class Team:
         for worker in workers:
             worker.sync.state.note({"speed": float(run.dynamics.pace(worker.number))})
 
+    @property
+    def together(self) -> bool:
+        """Whether a checkpoint can hold all: no worker waits, or has begun an exchange that a slower one has not."""
+        flying = [[entry.key for entry in worker.sync.state.queue] for worker in self.active]
+        return not self._turns.pending and (self.keeping is not None or all(keys == flying[0] for keys in flying))
+
+    @property
+    def size(self) -> int:
+        """How many take part now, wherever they are."""
+        return len(self.active[0].sync.state.membership.workers)
+
     def movers(self, tick: int) -> list[Worker]:
         """Who takes an inner step in this tick."""
         return [
@@ -71,7 +82,11 @@ class Team:
     def drain(self) -> list[Event]:
         """Use what is in flight: the run ends here. Who waits for a worker that is slower waits no longer."""
         self._turns.pending.clear()
-        return self._carry_out({worker.number: drain(worker.sync.state) for worker in self.active}, ends=True)
+        events = self._carry_out({worker.number: drain(worker.sync.state) for worker in self.active}, ends=True)
+        for number in self._turns.pending:
+            self.workers[number].sync.state.queue.clear()
+        self._turns.pending.clear()
+        return events
 
     def _carry_out(self, flows: Mapping[int, Flow | None], *, ends: bool = False) -> list[Event]:
         ready = {number: flow for number, flow in flows.items() if flow}
@@ -107,8 +122,8 @@ class Team:
 
     def regroup(self, tick: int) -> int | None:
         """Change who takes part, if the pool does after this tick; returns how many do then."""
-        size = self._size(tick)
-        if size == len(self.active):
+        size = self._planned(tick)
+        if size == self.size:
             return None
         self.settle()
         before, self.active = self.active, list(self.workers[:size])
@@ -119,10 +134,10 @@ class Team:
                 worker.join(lead)
         return size
 
-    def _size(self, tick: int) -> int:
-        """How many take part after a tick: it changes between rounds only."""
+    def _planned(self, tick: int) -> int:
+        """How many take part after a tick: it changes between rounds only, and not after the last step."""
         run, period = self.run, self.run.method.period or 1
-        return run.dynamics.pool.size(min(tick // period * period, run.steps - 1) / run.steps, run.workers)
+        return run.dynamics.pool.size(min(tick, run.steps - 1) // period * period / run.steps, run.workers)
 
     def _enrol(self) -> None:
         self._epoch += 1
@@ -130,11 +145,13 @@ class Team:
         for worker in self.active:
             state = worker.sync.state
             state.membership = Membership(numbers, worker.number, self._epoch)
+        if self.keeping:
+            self.keeping.workers = len(numbers)
 
     def start(self) -> None:
         """Begin with those who take part at first."""
-        if self._size(0) < len(self.active):
-            self.active = list(self.workers[: self._size(0)])
+        if self._planned(0) < self.size:
+            self.active = list(self.workers[: self._planned(0)])
             self._enrol()
 
     def _place(self, worker: Worker) -> int:
@@ -142,7 +159,7 @@ class Team:
 
     def save(self) -> tuple[dict[str, Any], Iterable[tuple[str, Tensor]]]:
         """What the team knows beyond its workers: the keeper, and who takes part."""
-        meta: dict[str, Any] = {"active": len(self.active), "epoch": self._epoch, "shared": self._shared}
+        meta: dict[str, Any] = {"active": self.size, "epoch": self._epoch, "shared": self._shared}
         if self.keeping is None:
             return meta, []
         return meta | {"keeper": self.keeping.meta()}, self.keeping.tensors()

@@ -167,6 +167,7 @@ class Trainer:
         with record:
             self._greet(record)
             self._since, spent, seen = time.monotonic(), self.spent, self.tokens
+            unsaved = False
             for step in range(self.start + 1, run.steps + 1):
                 self._step(step, record)
                 if step % LOG_EVERY == 0 or step == run.steps:
@@ -179,10 +180,12 @@ class Trainer:
                         self._evaluate(step, record)
                 if joined := self.team.regroup(step):
                     record.say(f"step {step}  {joined} workers from here on")
-                if self.checkpoints and (step % self.save_every == 0 or step == run.steps):
+                unsaved |= step % self.save_every == 0 or step == run.steps
+                if self.checkpoints and unsaved and self.team.together:
                     with self._off_the_clock():
                         record.flush()
                         self._save(self.checkpoints, step)
+                    unsaved = False
             self.spent = self._training_seconds()
             return self._finish()
 
@@ -192,8 +195,8 @@ class Trainer:
         tokens = [worker.backward() for worker in movers]
         record.events(step, [event for event in self.team.before(movers) if isinstance(event, Lost)], 0.0)
         for worker in movers:
-            worker.update()
-        if self.monitor.due(step):
+            worker.update(step - 1)
+        if self.monitor.due(step, self.team.size):
             with self._off_the_clock():
                 distance = self.monitor.measure(self.team.active, self.groups)
                 self.disagreement.append((step, distance.js, distance.relative))
@@ -280,11 +283,14 @@ class Trainer:
         rows = self._gather([[loss, final, own] for loss, own in zip(losses, sent, strict=True)])
         state, anchors = self.lead.sync.state, self.team.shared()
         kept = self.team.keeping
+        # an eager rule takes its first step before anything has landed
+        landings = [min(track.updates, track.round) for track in state.tracks]
+        landings = [track.updates for track in kept.tracks] if kept else landings
         result = Result(
             method=self.run.method.name,
             workers=self.run.workers,
             steps=self.run.steps,
-            rounds=max((track.updates for track in (kept.tracks if kept else state.tracks)), default=0),
+            rounds=max(landings, default=0),
             period=self.run.method.period,
             tokens=self.tokens,
             val_loss=final if self.speaks else rows[0][1],

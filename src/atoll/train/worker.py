@@ -1,6 +1,5 @@
 """One worker: a replica of the model, its data, its inner optimizer and its synchronizer."""
 
-import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -39,11 +38,6 @@ class Worker:
         seed = (run.seed << 16) + self.number
         self._random = [torch.Generator(device).manual_seed(seed).get_state() for device in self._drawing()]
 
-    @property
-    def step(self) -> int:
-        """Inner steps done."""
-        return self.sync.state.step
-
     def backward(self) -> int:
         """Forward and backward over all micro-batches: leaves the mean gradient and `loss`. Returns the tokens
         trained."""
@@ -59,21 +53,24 @@ class Worker:
         self.loss = torch.stack(losses).sum()
         return tokens
 
-    def update(self) -> None:
-        """Clip, set the learning rate of this step of the whole run, move, forget the gradient.
+    def update(self, done: int) -> None:
+        """Clip, set the learning rate, move, forget the gradient.
 
-        A slower worker takes fewer steps, and comes to the end of the schedule with the others.
+        Args: done: inner steps that the fastest worker could have done before this one. By them the learning rate goes,
+        so that workers who are slower, or wait for such, come to the end of the schedule with the others.
         """
         clip_gradients(self.model.parameters(), self.run.clip)
-        self.inner.set_lr_scale(self.lr_scale(math.floor(self.step / self.run.dynamics.pace(self.number))))
+        self.inner.set_lr_scale(self.lr_scale(done))
         self.inner.step()
         self.inner.zero_grad()
 
     def join(self, other: "Worker") -> None:
         """Enter a run that goes on: anchors, outer state and counts are another worker's, live is the anchor, and the
-        inner optimizer and what a codec remembers begin anew."""
-        state, theirs = self.sync.state, other.sync.state
+        inner optimizer and what a codec remembers begin anew. The share of the data stays this worker's."""
+        state, theirs, share = self.sync.state, other.sync.state, self.sync.state.work.share
         state.load(theirs.meta(), dict(theirs.tensors()))
+        state.work = state.work._replace(share=share)
+        state.queue = [entry for entry in state.queue if entry.outcome]  # what a keeper still has is the other's
         for track in state.tracks:
             for tensor in track.codec.values():
                 tensor.zero_()

@@ -21,6 +21,8 @@ from atoll.parts.codecs.blocks import (
 
 FP32 = 4
 """Bytes."""
+PIECE = 1 << 15
+"""Values that are sorted into buckets at a time."""
 
 
 class Levels(Protocol):
@@ -83,28 +85,19 @@ class statistical:
         return 1 << bits
 
     def codes(self, rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        """In units of w, counted from the lower end of the first bucket."""
+        """In units of w, counted from the mean: near it, where most values are, sums of many are exact enough."""
         n = 1 << bits
         mean = rows.mean(1, keepdim=True)
         apart = rows - mean
         width = _norm(apart).div_(rows.shape[1] ** 0.5).mul_(6 / n)
         width.masked_fill_(width < LEAST, 0)
-        apart.div_(divisor(width)).add_(n / 2)
+        apart.div_(divisor(width))
         # At most n/6 sqrt(4096) + n/2 in magnitude, so it fits. Above -1 it is cut off to 0, to which it is clamped
         # anyway; what is not a number becomes some integer.
-        codes = apart.to(torch.int16).clamp_(0, n - 1)
-        cells, lanes = codes, max(1, 64 // n)
-        if lanes > 1:
-            # Few buckets are spread over several lanes, or each addition would wait for the one before.
-            cells = codes.add(torch.arange(rows.shape[1], dtype=torch.int16).remainder_(lanes).mul_(n))
-        cells = cells.to(torch.int64)
-        sums, counts = apart.new_zeros(2, len(rows), lanes * n)
-        sums.scatter_add_(1, cells, apart)
-        counts.scatter_add_(1, cells, torch.ones_like(apart[:1]).expand_as(apart))
-        if lanes > 1:
-            sums, counts = (each.view(len(rows), lanes, n).sum(1) for each in (sums, counts))
-        centres = torch.arange(n, dtype=apart.dtype).add_(0.5).expand_as(sums)
-        book = torch.where(counts > 0, sums.div_(counts), centres).sub_(n / 2).mul_(width).add_(mean)
+        codes = apart.add(n / 2).to(torch.int16).clamp_(0, n - 1)
+        sums, counts = _bucket_sums(apart, codes, n)
+        centres = torch.arange(n, dtype=apart.dtype).sub_(n / 2 - 0.5).expand_as(sums)
+        book = torch.where(counts > 0, sums.div_(counts), centres).mul_(width).add_(mean)
         # Whatever is not finite makes the width so, and then all of the block.
         return book.add_(width - width).float(), codes.to(torch.uint8)
 
@@ -113,6 +106,25 @@ class statistical:
         first = torch.arange(0, header.numel(), 1 << bits, dtype=torch.int32).unsqueeze(1)
         index = codes.to(torch.int32).add_(first)
         torch.index_select(header.to(OUT.dtype).view(-1), 0, index.view(-1), out=OUT.view(-1))
+
+
+def _bucket_sums(rows: Tensor, codes: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """(blocks, n) each: sum and number of the values with each code.
+
+    Few codes are spread over several lanes, or each addition would wait for the one before; and a few rows are done at
+    a time, because an index needs eight bytes per value.
+    """
+    lanes, together = max(1, 64 // n), max(1, PIECE // rows.shape[1])
+    spread = torch.arange(rows.shape[1], dtype=torch.int16).remainder_(lanes).mul_(n)
+    cells = codes.add(spread) if lanes > 1 else codes
+    index, ones = torch.empty_like(cells[:together], dtype=torch.int64), torch.ones_like(rows[:together])
+    sums, counts = rows.new_zeros(2, len(rows), lanes * n)
+    for first in range(0, len(rows), together):
+        part = slice(first, first + together)
+        here = index[: len(cells[part])].copy_(cells[part])
+        sums[part].scatter_add_(1, here, rows[part])
+        counts[part].scatter_add_(1, here, ones)
+    return sums.view(-1, lanes, n).sum(1), counts.view(-1, lanes, n).sum(1)
 
 
 def _norm(rows: Tensor) -> Tensor:

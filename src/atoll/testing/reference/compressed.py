@@ -51,7 +51,7 @@ def float4(block: int = 256) -> Codec:
 
 
 def quantise_linear(bits: int, block: int) -> Codec:
-    """Evenly spaced levels between ±s, s = max|x| of the block: q = round(x / s · L), seen as q / L · s.
+    """Evenly spaced levels between ±s, s = max|x| of the block: q = round(x · (L / s)), seen as q · (s / L).
 
     L = 2^(bits-1) - 1. Operations in that order, in the values' dtype, ties to the even q; a block of zeros stays one.
     """
@@ -63,7 +63,7 @@ def quantise_linear(bits: int, block: int) -> Codec:
             x = values[start : start + block]
             s = x.abs().max().to(torch.float32).to(values.dtype)
             if s > 0:
-                result[start : start + block] = (x / s * top).round() / top * s
+                result[start : start + block] = (x * (top / s)).round() * (s / top)
         return result
 
     return seen

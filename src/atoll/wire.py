@@ -70,7 +70,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        """The values back, 1-D, ready to be added to a tensor such as `like`; may share memory with `wire`."""
+        """The values back, 1-D and as many as in `like`, ready to be added to it; may share memory with `wire`."""
         ...
 
     def restore(self, wire: Tensor, STATE: State) -> None:
@@ -147,9 +147,8 @@ class Post:
     """Send `source` to the members `to` (this one included), to be combined by `fold` with `weight`.
 
     `quorum`: the part of the members' contributions that must exceed it, or the round does not count. `signals`: a few
-    floats whose mean over the members is agreed along the way. `edges`: who hears whom, everyone if None. `echo`: gets
-    this worker's contribution as the others see it, after its wire. A post is idempotent until it is taken: a key that
-    was answered before is answered the same again.
+    floats whose mean over the members is agreed along the way. `edges`: who hears whom, everyone if None. A post is
+    idempotent until it is taken: a key that was answered before is answered the same again.
     """
 
     key: Key
@@ -162,7 +161,6 @@ class Post:
     quorum: float
     signals: Mapping[str, float]
     edges: "Edges | None" = None
-    echo: Tree | None = None
 
 
 @dataclass(frozen=True)

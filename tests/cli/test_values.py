@@ -85,6 +85,8 @@ def test_a_method_that_never_syncs_is_one_worker_unless_its_row_says_otherwise()
     made = rows(["single", "single:workers=3", "data-parallel"], Options(workers=4), period=None)
     assert [each.run.workers for each in made] == [1, 3, 4]
     assert [Options().run(each.run.method).workers for each in made] == [1, 1, 4]
+    unequal = rows(["single", "single:workers=2", "diloco"], Options(workers=2, speeds="1,0.5"), period=None)
+    assert [each.run.dynamics.speeds for each in unequal] == [(), (1.0, 0.5), (1.0, 0.5)]
 
 
 def test_options_make_the_run_they_name() -> None:

@@ -155,7 +155,7 @@ def test_the_alarm_is_the_same_on_all_workers_and_survives_a_checkpoint(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = wary(text, workers=4)
-    check_resumes(run, tmp_path / "run", monkeypatch)
+    check_resumes(run, tmp_path / "run", monkeypatch, save_every=5)
     checkpoints = Checkpoints(tmp_path / "run")
     told = [js for _, js, _ in go(run).disagreement]
     for step in checkpoints.steps():

@@ -200,9 +200,7 @@ def _sensitivity(args: list[str]) -> None:
     from atoll.cli.flags import parsed
     from atoll.cli.options import Measuring
 
-    description = (
-        "Find the blocks of a run's model in which its workers differ most; DIR is the --out of atoll train."
-    )
+    description = "Find the blocks of a run's model in which its workers differ most; DIR is the --out of atoll train."
     values, words = parsed("atoll sensitivity", args, description, "DIR", measuring=Measuring)
     if len(words) != 1:
         given = f"was given {len(words)}" if words else "needs one"

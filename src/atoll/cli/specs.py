@@ -24,8 +24,8 @@ class Row:
 def row(spec: str, options: Options, period: int | None) -> Row:
     """The row of METHOD or METHOD:KEY=VALUE,KEY=VALUE; keys are the method's parameters and those of `OWN`.
 
-    A method that never syncs trains one worker unless the row says otherwise: k replicas that know nothing of each
-    other would be the same baseline at k times the price.
+    A method that never syncs trains one worker, the fastest one, unless the row says otherwise: k replicas that know
+    nothing of each other would be the same baseline at k times the price.
 
     Args: period: for a method that has one and is not given its own.
     Raises: UsageError with the nearest name for an unknown method or key.
@@ -48,8 +48,8 @@ def row(spec: str, options: Options, period: int | None) -> Row:
         else:
             raise UsageError(f"{spec!r} has the unknown key {key!r}; {suggestion(key, [*method_parameters, *OWN])}")
     method = METHODS[name](**arguments)
-    if not method.strategy.rules:
-        changes.setdefault("workers", 1)
+    if not method.strategy.rules and "workers" not in changes:
+        changes |= {"workers": 1, "speeds": None}
     return Row(spec, replace(options, **changes).run(method))
 
 

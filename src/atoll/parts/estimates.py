@@ -1,7 +1,7 @@
 """Estimates: which outer gradient is made of what came back and of what the worker knows itself.
 
 An estimate works on one chunk. `fresh` is the worker's delta at the moment of landing; `MEAN` what came back, or None
-where nothing did; `mine` this worker's part in it as the others saw it.
+where nothing did; `mine` the delta that this worker sent.
 """
 
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ class as_landed:
 class own:
     """g = the mean that came back, or the worker's own delta where a meeting failed.
 
-    In a gossip the row of a worker whose partner was not heard becomes the identity, which keeps the mean over all
-    workers (Factored Gossip, section 1.13).
+    In a gossip of pairs or groups the rows of those who did not meet become the identity, which keeps the mean over all
+    workers (Factored Gossip, section 1.13). Directed meetings do not fail as a whole, and lose a little of it.
     """
 
     @property

@@ -100,7 +100,8 @@ class keeper:
     Args:
         quorum: contributions that a round needs.
         grace: inner steps of the fastest worker to go on waiting for others after that. 0 closes at once, so that
-            keeper(1, 0, ...) steps once for each contribution; those of one tick are answered alike, after the last. A round that all workers have joined closes at once.
+            keeper(1, 0, ...) steps once for each contribution; those of one tick are answered alike, after the last. A
+            round that all workers have joined closes at once.
         weigh: the weight of a contribution. outer: the keeper's outer optimizer. average: how a round becomes one outer
             gradient.
     """

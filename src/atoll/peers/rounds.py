@@ -116,12 +116,8 @@ def heard(landed: Landed, edges: Edges | None) -> Landed:
 
 
 def encode(post: Post, start: int, stop: int, scratch: Tensor) -> Tensor:
-    """The wire of one chunk of a contribution, and its echo."""
-    values = post.source.read(start, scratch[: stop - start])
-    wire = post.codec.encode(values, cut(post.codec_state, start, stop))
-    if post.echo:
-        post.echo.flat[start:stop].copy_(post.codec.decode(wire, values))
-    return wire
+    """The wire of one chunk of a contribution."""
+    return post.codec.encode(post.source.read(start, scratch[: stop - start]), cut(post.codec_state, start, stop))
 
 
 def accumulate(total: Tensor | None, codec: Codec, wire: Tensor, weight: float, out: Tensor) -> Tensor:

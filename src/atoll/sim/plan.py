@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.sim.network import Between, Island, Network
 from atoll.sim.run import Job, simulate
@@ -77,8 +77,7 @@ def needed(strategy: Strategy, period: int, setting: Setting, target: float) -> 
     is fast enough."""
 
     def reaches(bandwidth: float) -> bool:
-        wide = Setting(**{**vars(setting), "bandwidth": bandwidth})
-        return utilisation(strategy, period, wide)[0] >= target
+        return utilisation(strategy, period, replace(setting, bandwidth=bandwidth))[0] >= target
 
     if not reaches(math.inf):
         return None

@@ -263,25 +263,8 @@ def _deaf(member: Member) -> Flow:
     return []
 
 
-def _echoes(member: Member) -> Flow:
-    """A worker is told its own contribution as the others see it, with them and alone: nothing where it was refused."""
-    codecs = [(Keep(), exact()), (Keep(), HALF), (Reduce(HALF), HALF), (Reduce(exact()), HALF), (Sum(), exact())]
-    for fold, codec in codecs:
-        for case in (
-            Case(1007, fold, codec, parts=2),
-            Case(1001, fold, codec, overlapped=True, scale={1: math.nan}, quorum=0.3),
-        ):
-            for to in (member.everyone, (member.me,)):
-                (post, source), echo = member.post(case, to), Tree(case.layout)
-                yield replace(post, echo=echo)
-                yield from member.taken(post, source)
-                want = torch.zeros_like(echo.flat) if member.me in case.scale else case.seen(member.me)
-                assert torch.equal(echo.flat, want), f"{case} among {to}: a worker does not know what it has sent"
-    return []
-
-
 def _remembering(member: Member) -> Flow:
-    """A codec's memory moves with what was sent only: a contribution that is refused leaves it, and has no echo."""
+    """A codec's memory moves with what was sent only: a contribution that is refused leaves it."""
     codec = error_feedback(HALF, decay=1.0)
     shape = Case(1001, Keep(), codec, quorum=0.3, overlapped=True)
     state = codec.init(shape.layout)
@@ -293,13 +276,12 @@ def _remembering(member: Member) -> Flow:
                 wanted = left[worker] + case.values(worker)
                 seen[worker] = wanted.half().float()
                 left[worker] = wanted - seen[worker]
-        (post, source), echo = member.post(case), Tree(case.layout)
-        yield replace(post, codec_state=state, echo=echo)
+        post, source = member.post(case)
+        yield replace(post, codec_state=state)
         outcome, got = yield from member.taken(post, source)
         assert isinstance(outcome, Landed)
         assert outcome.peers == tuple(seen)
         assert torch.equal(got, sum(seen.values(), start=torch.zeros_like(got)) / len(seen))
-        assert torch.equal(echo.flat, seen.get(member.me, torch.zeros_like(echo.flat)))
         assert torch.equal(state["residual"], left[member.me])
     return []
 
@@ -331,7 +313,6 @@ SCRIPTS: Sequence[Callable[[Member], Flow]] = (
     _subsets,
     _directed,
     _deaf,
-    _echoes,
     _remembering,
     _looks,
 )

@@ -96,11 +96,10 @@ def decoupled(  # noqa: PLR0913 (one argument for each symbol of the paper)
     w = tokens · tokens / steps of its own since it last received p. At the end of a tick the keeper lets what was
     pushed join the open round of p, in worker order; a worker that has not been answered yet does not push again. The
     round closes when all have joined, or `grace` ticks after the tick in which `quorum` had; without grace, at the very
-    push that made the quorum, so that the next push of the same tick opens the next round; all are answered alike at the
-    end of the tick. Closing, from the pushes in
-    worker order: D_m = Θ_p - θ_p; G = `merge` of D and w; Θ_p ← Θ_p - outer step on G. Those who joined find Θ_p
-    after their next own step, once what is due then has been pushed, and write it over θ_p, dropping what they learned
-    since the push.
+    push that made the quorum, so that the next push of the same tick opens the next round. All are answered alike at
+    the end of the tick. Closing, from the pushes in worker order: D_m = Θ_p - θ_p; G = `merge` of D and w;
+    Θ_p ← Θ_p - outer step on G. Those who joined find Θ_p after their next own step, once what is due then has been
+    pushed, and write it over θ_p, dropping what they learned since the push.
 
     In the paper a push that comes after the round has closed is dropped; here it joins the next. Its grace period is
     adaptive.

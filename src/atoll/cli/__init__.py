@@ -274,12 +274,10 @@ def _groups(options: "Options", method: "Method") -> "Generator[tuple[Run, Seque
         with TorchGroup.connect(device=options.device) as group:
             yield run, [group]
     else:
-        from atoll.peers.faults import Dropping
-        from atoll.peers.memory import Hub
+        from atoll.cli.compare import groups_of
 
         run = options.run(method)
-        hub = Hub(run.workers, Dropping(run.dynamics.drop, run.seed) if run.dynamics.drop else None)
-        yield run, [hub.group(worker) for worker in range(run.workers)]
+        yield run, groups_of(run)
 
 
 @contextmanager

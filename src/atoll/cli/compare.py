@@ -17,7 +17,7 @@ from atoll.cli.specs import Row
 from atoll.errors import CheckpointError, DataError, UsageError
 from atoll.files import write_json
 from atoll.peers.faults import Dropping
-from atoll.peers.memory import Hub
+from atoll.peers.memory import Hub, MemoryGroup
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result, Run
 
@@ -98,9 +98,14 @@ def _train(run: Run, out: Path, resume: bool, save_every: int | None, quiet: boo
     # Here, because it imports transformers, which the process that only waits for others does without.
     from atoll.train.trainer import train
 
-    hub = Hub(run.workers, Dropping(run.dynamics.drop, run.seed) if run.dynamics.drop else None)
-    groups = [hub.group(worker) for worker in range(run.workers)]
+    groups = groups_of(run)
     return train(run, groups, out=out, resume=resume, save_every=save_every, quiet=quiet)
+
+
+def groups_of(run: Run) -> list[MemoryGroup]:
+    """All workers' ways to one another in this process, with the faults that the run asks for."""
+    hub = Hub(run.workers, Dropping(run.dynamics.drop, run.seed) if run.dynamics.drop else None)
+    return [hub.group(worker) for worker in range(run.workers)]
 
 
 def _begun(entry: Entry) -> bool:

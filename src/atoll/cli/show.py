@@ -38,7 +38,9 @@ def in_words(explained: Explanation, bandwidth: str | None) -> str:
 
 
 def _paragraph(each: Exchanges, bandwidth: str | None) -> str:
-    lands = f"{each.delay} inner step{'s' * (each.delay > 1)} later" if each.delay else "at once: training waits"
+    lands = "when it comes: nobody waits"
+    if each.delay is not None:
+        lands = f"{each.delay} inner step{'s' * (each.delay > 1)} later" if each.delay else "at once: training waits"
     tensors = f"{len(each.names)} tensor{'s' * (len(each.names) > 1)}"
     lines = [
         f"fragment {each.fragment}: {each.parameters:,} parameters in {tensors} ({each.names[0]} ...)",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from atoll.parts.codecs import exact
-from atoll.parts.landings import After
+from atoll.parts.landings import OnArrival
 from atoll.parts.mixers import Situation, Work, all_mean, weighted
 from atoll.sync.rule import Carry, Rule, Strategy, layout_of
 from atoll.sync.state import message
@@ -23,7 +23,8 @@ class Exchanges:
         rule, fragment: their numbers. names: of the tensors. parameters: elements of all of them.
         carry: what a message holds. fold: how contributions are combined; why: and why so.
         nbytes: that a worker sends in one exchange without its header (worker 0; others may send a rounding less).
-        leaves: inner steps after which one leaves. delay: inner steps until it lands, 0 where training waits for it.
+        leaves: inner steps after which one leaves. delay: inner steps until it lands, 0 where training waits for it,
+            None where it lands when it comes.
         seconds: that one exchange takes on the link, or None where no bandwidth was given.
     """
 
@@ -36,7 +37,7 @@ class Exchanges:
     fold: Fold
     why: str
     leaves: tuple[int, ...]
-    delay: int
+    delay: int | None
     seconds: float | None
 
 
@@ -129,7 +130,7 @@ def _exchanges(
         fold=exchange.fold,
         why=_why(rule, exchange.fold, layout, len(exchange.to)),
         leaves=tuple(leaves),
-        delay=rule.landing.steps if isinstance(rule.landing, After) else 0,
+        delay=None if isinstance(rule.landing, OnArrival) else getattr(rule.landing, "steps", 0),
         seconds=nbytes * 8 / rate if rate else None,
     )
 
@@ -163,12 +164,13 @@ def _waiting(exchanges: Sequence[Exchanges], steps: int, step_time: float) -> fl
             leaving[step].append(each)
     landing: dict[int, list[float]] = defaultdict(list)
     free = waited = 0.0
-    last = max((each.delay for each in exchanges), default=0)
+    last = max((each.delay or 0 for each in exchanges), default=0)
     for step in range(1, steps + last + 1):
         # What is in flight when the run ends is waited for at once.
         trained = min(step, steps) * step_time
         for each in leaving[step]:
             free = max(free, trained + waited) + (each.seconds or 0.0)
-            landing[step + each.delay].append(free)
+            if each.delay is not None:
+                landing[step + each.delay].append(free)
         waited = max([waited, *(arrival - trained for arrival in landing[step])])
     return waited

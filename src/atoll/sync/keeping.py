@@ -111,7 +111,7 @@ def keep(keeping: Keeping) -> Flow:
             if track.part.grace == 0 and track.ready is not None:
                 closed += _close(track, events)
         waited = track.ready is not None and keeping.tick - track.ready >= track.part.grace
-        if track.joined and (waited or len(track.joined) == keeping.workers):
+        if track.joined and (waited or len(track.joined) >= keeping.workers):
             closed += _close(track, events)
         yield from closed
     return events

@@ -99,7 +99,7 @@ def simulate(
     return trace
 
 
-def spec(parameters: float, name: str = "parameters") -> Spec:
+def spec(parameters: float, name: str = "weight") -> Spec:
     """A tensor of so many fp32 parameters, for models of which only the size is known."""
     import torch
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from atoll.recipes.methods import METHODS
 from bench import after_step, boundary, codecs, memory, throughput
 from bench.measure import Figure, in_turns, ratios
 
@@ -28,7 +29,7 @@ def test_a_line_has_median_quartiles_goal_and_verdict() -> None:
 @pytest.mark.parametrize(
     ("figures", "goals"),
     [
-        (lambda: after_step.figures(calls=10, turns=2, layers=2), 6),
+        (lambda: after_step.figures(calls=10, turns=2, layers=2), len(METHODS) - 1),
         (lambda: boundary.figures(width=32, layers=2, vocab=64, turns=2, threads=(1,)), 1),
         (lambda: codecs.figures(numel=10_000, turns=1, names=["quantise(8, linear())", "topk(64)"]), 4),
         (lambda: memory.figures(["streaming"], width=32, layers=2, vocab=64, turns=1), 2),

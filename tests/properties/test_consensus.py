@@ -90,8 +90,8 @@ def matrix(mixer: Mixer, round: int) -> Tensor:
     """W: row m has 1/g for each of the g workers that m meets."""
     rows = torch.zeros_like(EYE)
     for me in range(WORKERS):
-        asked = Situation(Membership(tuple(range(WORKERS)), me), round, Work(1, 1), {}, exact(), Layout.of([]))
         if not rows[me].any():
+            asked = Situation(Membership(tuple(range(WORKERS)), me), round, Work(1, 1), {}, exact(), Layout.of([]))
             to = list(mixer.exchange(asked).to)
             for member in to:
                 rows[member, to] = 1 / len(to)

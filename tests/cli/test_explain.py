@@ -160,6 +160,7 @@ def test_explain_says_it_in_words(atoll: Call) -> None:
 
 
 OTHER_LOOPS = {
+    "diloco-restarted": "diloco",
     **dict.fromkeys(("opendiloco-sparse", "sparseloco", "muloco"), "compressed_diloco"),
     **dict.fromkeys(("global-m1", "global-m1-local-m2", "global-m1-local-m2-subset"), "factored_gossip"),
     **dict.fromkeys(("local-m1", "local-m1-m2", "local-m1-m2-subset"), "factored_gossip"),
@@ -181,6 +182,7 @@ PAPERS = {
     "data-parallel": ["2311.08105"],
     "local-sgd": ["1805.09767", "1602.05629"],
     "diloco": ["2311.08105"],
+    "diloco-restarted": ["2605.28585"],
     "opendiloco": ["2407.07852"],
     "opendiloco-sparse": ["2407.07852"],
     "streaming": ["2501.18512"],

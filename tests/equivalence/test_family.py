@@ -331,7 +331,7 @@ def strategies() -> dict[str, Method]:
 def test_every_method_has_a_plain_loop_beside_it() -> None:
     assert whole() == Strategy().fragments
     assert set(strategies()) == {
-        "single", "data-parallel", "local-sgd", "diloco", "opendiloco", "streaming",  # test_methods.py
+        "single", "data-parallel", "local-sgd", "diloco", "diloco-restarted", "opendiloco", "streaming",
         "opendiloco-sparse", "sparseloco", "muloco", "sparta", "eager", "noloco", "decoupled", "async-local-sgd",
         "global-m1-local-m2-subset", "local-m1-m2-subset", "global-m1-blocking", "local-m1-m2-blocking", *VARIANTS,
     }  # fmt: skip

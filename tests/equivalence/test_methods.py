@@ -46,6 +46,11 @@ ROWS = {
     "local-sgd": Row(methods.local_sgd(5).strategy, reference.local_sgd, {"period": 5}),
     "diloco": Row(methods.diloco(5).strategy, reference.diloco, {"period": 5, "outer": OUTER}),
     "diloco every step": Row(methods.diloco(1).strategy, reference.diloco, {"period": 1, "outer": OUTER}),
+    "diloco-restarted": Row(
+        methods.diloco_restarted(5, restart=2).strategy,
+        reference.diloco,
+        {"period": 5, "outer": reference.restarted(OUTER, 2)},
+    ),
     "diloco with outer adam": Row(
         Strategy((Rule(every(4), outer=adam(0.3, 0.9, 0.95, 0.1)),)),
         reference.diloco,

@@ -9,6 +9,7 @@ from atoll.parts.fragments import strided
 from atoll.parts.landings import After, Blocking
 from atoll.parts.merges import blend, leave
 from atoll.parts.mixers import all_mean
+from atoll.parts.momentum import restarted
 from atoll.parts.outers import nesterov, sgd
 from atoll.parts.schedules import every, staggered
 from atoll.sync.rule import Carry, Rule, Strategy
@@ -45,6 +46,20 @@ def diloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9)
         outer_momentum: Nesterov momentum of the outer optimizer
     """
     return Method("diloco", Strategy((Rule(every(period), outer=nesterov(outer_lr, outer_momentum)),)), period=period)
+
+
+def diloco_restarted(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9, restart: int = 5) -> Method:
+    """DiLoCo whose outer momentum is forgotten every few rounds (outer-momentum restarting, 2026), which widens the
+    range of stable outer learning rates and momenta.
+
+    Args:
+        period: inner steps of a round
+        outer_lr: learning rate of the outer optimizer
+        outer_momentum: Nesterov momentum of the outer optimizer
+        restart: rounds after which the momentum begins at zero again
+    """
+    rule = Rule(every(period), outer=restarted(nesterov(outer_lr, outer_momentum), restart))
+    return Method("diloco-restarted", Strategy((rule,)), period=period)
 
 
 def opendiloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> Method:

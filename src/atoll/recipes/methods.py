@@ -11,7 +11,16 @@ from dataclasses import replace
 
 from atoll.parts.mixers import by_share, weighted
 from atoll.recipes.compressed import muloco, opendiloco_sparse, sparseloco, sparta
-from atoll.recipes.diloco import data_parallel, diloco, eager_diloco, local_sgd, opendiloco, single, streaming
+from atoll.recipes.diloco import (
+    data_parallel,
+    diloco,
+    diloco_restarted,
+    eager_diloco,
+    local_sgd,
+    opendiloco,
+    single,
+    streaming,
+)
 from atoll.recipes.gossip import (
     factored_gossip,
     global_m1,
@@ -34,6 +43,7 @@ __all__ = [
     "data_parallel",
     "decoupled",
     "diloco",
+    "diloco_restarted",
     "eager_diloco",
     "factored_gossip",
     "global_m1",
@@ -61,6 +71,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "data-parallel": data_parallel,
     "local-sgd": local_sgd,
     "diloco": diloco,
+    "diloco-restarted": diloco_restarted,
     "opendiloco": opendiloco,
     "opendiloco-sparse": opendiloco_sparse,
     "streaming": streaming,

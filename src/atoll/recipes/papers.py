@@ -50,6 +50,7 @@ PAPERS: dict[str, str] = {
         "1602.05629",
     ),
     "diloco": _DILOCO,
+    "diloco-restarted": _arxiv("restarting2026", "others", "Outer-momentum restarting", 2026, "2605.28585"),
     "opendiloco": _OPENDILOCO,
     "opendiloco-sparse": _OPENDILOCO,
     "streaming": _arxiv(

@@ -42,9 +42,10 @@ from atoll.testing.reference.keeper import (
     radial_directional,
     weighted_mean,
 )
-from atoll.testing.reference.outers import adam, nesterov, sgd
+from atoll.testing.reference.outers import adam, nesterov, restarted, sgd
 
 LOOPS = {
+    "diloco-restarted": diloco,
     "opendiloco-sparse": compressed_diloco,
     "sparseloco": compressed_diloco,
     "muloco": compressed_diloco,
@@ -93,6 +94,7 @@ __all__ = [
     "quantise_statistical",
     "radial_directional",
     "random_mask",
+    "restarted",
     "sgd",
     "single",
     "sparta",

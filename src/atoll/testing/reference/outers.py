@@ -28,6 +28,18 @@ def nesterov(lr: float, momentum: float) -> Outer:
     return step
 
 
+def restarted(outer: Outer, every: int) -> Outer:
+    """Outer-momentum restarting (arXiv 2605.28585): after every `every` rounds `outer` begins anew."""
+
+    def step(gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        rounds = state["rounds"] = state.get("rounds", 0) + 1
+        if rounds % every == 1 or every == 1:
+            state["within"] = {}
+        return outer(gradient, state["within"])
+
+    return step
+
+
 def adam(lr: float, beta1: float, beta2: float, eps: float) -> Outer:
     """Outer Adam, the FedOpt row of DiLoCo's sweep, with n counting the rounds of this tensor.
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from atoll.parts.codecs import cast, exact
+from atoll.errors import CompositionError
+from atoll.parts.codecs import cast, error_feedback, exact
 from atoll.parts.gossip import alarmed, exponential, groups, hypercube, only, pairs
 from atoll.parts.mixers import (
     Exchange,
@@ -95,6 +96,11 @@ def test_weights_are_tokens_or_the_part_of_the_data() -> None:
 def test_unrounded_takes_back_a_narrow_result_and_leaves_other_folds() -> None:
     assert meeting(unrounded(all_mean(Reduce(HALF))), 4, HALF, WORK).fold == Reduce(exact())
     assert meeting(unrounded(all_mean(Keep())), 4, HALF, WORK).fold == Keep()
+
+
+def test_a_mean_that_would_come_back_by_a_codec_with_a_memory_is_refused() -> None:
+    with pytest.raises(CompositionError, match=r"write Reduce\(...\) with the codec inside of it"):
+        all_mean(Reduce(error_feedback(HALF, decay=1.0)))
 
 
 # The conformance suite itself: each broken promise is seen

@@ -129,6 +129,18 @@ ROWS = {
         anchors(codec=random_mask(0.1, 0)),
         Rule(every(5), OUTER, codec=prune_by_sign(0.5)),
     ),
+    "live of which the largest come back": row(
+        lambda: Rule(every(5), carry=Carry.LIVE, mixer=all_mean(Reduce(topk(8)))),
+        r"a parameter that was left out is not zero; write codec=random_mask\(...\), .* or carry DELTA",
+        Rule(every(5), carry=Carry.LIVE, codec=random_mask(0.1, 0)),
+        Rule(every(5), OUTER, mixer=all_mean(Reduce(topk(8)))),
+    ),
+    "a part of live, of which the largest are sent": row(
+        lambda: Rule(every(5), carry=Carry.LIVE, codec=random_mask(0.5, 0, then=topk(8))),
+        r"a parameter that was left out is not zero; write codec=random_mask\(...\), .* or carry DELTA",
+        Rule(every(5), carry=Carry.LIVE, codec=random_mask(0.5, 0)),
+        Rule(every(5), OUTER, codec=topk(8)),
+    ),
     "both, of which the largest are sent": row(
         lambda: Rule(every(5), PULLING, Carry.BOTH, codec=topk(8)),
         r"an anchor that was left out is not zero; write a codec .* such as cast\(torch.bfloat16\)",

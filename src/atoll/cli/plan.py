@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from atoll.cli.options import Planning
 from atoll.cli.values import bits_per_second
-from atoll.errors import UsageError
+from atoll.errors import CompositionError, UsageError
 from atoll.files import write_whole
 from atoll.parts.codecs import cast, error_feedback, float4, quantise
 from atoll.parts.mixers import all_mean
@@ -95,10 +96,11 @@ def changes(name: str, period: int, where: Setting) -> list[Change]:
         if all(rule.carry is Carry.DELTA for rule in strategy.rules):
             tried.append(("8 bits on the wire, with error feedback", coded(error_feedback(quantise(8), 1.0)), own))
             tried.append(("4 bits on the wire", coded(float4()), own))
-    tried += [
-        (f"overlap: {other}", *strategy_of(other, period)) for other in ("streaming", "global-m1") if other != name
-    ]
-    tried += [(f"gossip: {other}", *strategy_of(other, period)) for other in ("local-m1-m2", "noloco") if other != name]
+    others = {"streaming": "overlap", "global-m1": "overlap", "local-m1-m2": "gossip", "noloco": "gossip"}
+    for other, how in others.items():
+        with suppress(CompositionError):  # a period that is too short for it
+            if other != name:
+                tried.append((f"{how}: {other}", *strategy_of(other, period)))
     found = [Change(what, utilisation(changed, every, where)[0]) for what, changed, every in tried]
     return sorted(found, key=lambda change: -change.utilisation)
 

@@ -19,7 +19,7 @@ from atoll.parts.outers import Outer
 from atoll.parts.schedules import NEVER, matched
 from atoll.sync.carry import Carry
 from atoll.trees import Layout, Spec
-from atoll.wire import Sum
+from atoll.wire import Reduce, Sum
 
 if TYPE_CHECKING:
     from atoll.sync.rule import Rule
@@ -130,13 +130,15 @@ def _pulls(outer: Outer | None) -> bool:
 
 
 def _drops(rule: Rule) -> bool:
-    """Whether a codec leaves out values, and each worker others: seen by what it makes of values of about one size."""
-    if isinstance(rule.codec, random_mask):
-        return False
+    """Whether values are left out on the way or on the way back, and not the same by all: seen by what codecs make of
+    values of about one size."""
+    folds = [getattr(mixer, "fold", None) for mixer in nested(rule.mixer)]
+    codecs = [rule.codec.then if isinstance(rule.codec, random_mask) else rule.codec]
+    codecs += [fold.result for fold in folds if isinstance(fold, Reduce)]
     values = torch.linspace(0.9, 1.0, 1024)
     layout = Layout.of([Spec("values", (1024,), (1,), torch.float32)])
-    seen = rule.codec.decode(rule.codec.encode(values, rule.codec.init(layout)), values)
-    return not bool((seen != 0).all())
+    seen = [codec.decode(codec.encode(values, codec.init(layout)), values) for codec in codecs]
+    return not all(bool((each != 0).all()) for each in seen)
 
 
 def _landings(rule: Rule) -> Complaints:

@@ -14,11 +14,23 @@ from atoll.sync.shared import Sharing
 from atoll.train.run import Run
 from atoll.train.worker import Worker
 from atoll.trees import Tree
-from atoll.wire import Event, KeeperGroup, Landed, Membership, PeerGroup
+from atoll.wire import Event, KeeperGroup, Key, Landed, Lost, Membership, PeerGroup
 
 
 class _HasKeeper(Protocol):
     def keeper(self) -> KeeperGroup: ...
+
+
+def _trouble(ended: Mapping[int, Sequence[Event]], told: set[Key]) -> list[Event]:
+    """What others than the first say of contributions that were refused and rounds that were lost, each round once."""
+    found: list[Event] = []
+    for _, events in sorted(ended.items()):
+        for event in events:
+            refused = isinstance(event, Landed) and event.refused
+            if event.key not in told and (refused or isinstance(event, Lost)):
+                told.add(event.key)
+                found.append(event)
+    return found
 
 
 class Team:
@@ -104,7 +116,8 @@ class Team:
             return []
         for number in ended.keys() & self.sent.keys():
             self.sent[number] += sum(event.sent for event in ended[number] if isinstance(event, Landed))
-        return ended.get(self.active[0].number, [])
+        lead = ended.get(self.active[0].number, [])
+        return lead + _trouble(ended, {event.key for event in lead})
 
     def shared(self) -> Sequence[Tree | None]:
         """The anchors of the shared model, by fragment. All processes must come for it."""

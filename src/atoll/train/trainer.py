@@ -28,7 +28,7 @@ from atoll.train.shards import held_out_batches, make_shards
 from atoll.train.team import Team
 from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
 from atoll.train.worker import Worker, make_model, under
-from atoll.wire import Lost, PeerGroup
+from atoll.wire import Event, Landed, Lost, PeerGroup
 
 EVALUATIONS = 20
 """Evaluations of the shared model along a run."""
@@ -193,7 +193,8 @@ class Trainer:
         """One tick: whoever moves takes an inner step, and what is due at its end is carried out."""
         movers = self.team.movers(step)
         tokens = [worker.backward() for worker in movers]
-        record.events(step, [event for event in self.team.before(movers) if isinstance(event, Lost)], 0.0)
+        trouble = [event for event in self.team.before(movers) if isinstance(event, Lost) or _refused(event)]
+        record.events(step, trouble, 0.0)
         for worker in movers:
             worker.update(step - 1)
         if self.monitor.due(step, self.team.size):
@@ -320,3 +321,7 @@ class Trainer:
 
     def _training_seconds(self) -> float:
         return self.spent + time.monotonic() - self._since
+
+
+def _refused(event: Event) -> bool:
+    return isinstance(event, Landed) and bool(event.refused)

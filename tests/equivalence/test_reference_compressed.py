@@ -77,7 +77,7 @@ def test_linear_quantisation_is_numpys_rint_of_shares_of_the_largest(bits: int) 
     scale = np.concatenate(
         [np.full(len(b), np.abs(b).max().astype(np.float32), float) for b in np.split(x, [128, 256])]
     )
-    want = np.rint(x / scale * top) / top * scale
+    want = np.rint(x * (top / scale)) * (scale / top)
     seen = reference.quantise_linear(bits, 128)(torch.from_numpy(x)).numpy()
     assert np.array_equal(seen, want)
     assert np.all(np.abs(seen - x) <= scale / (2 * top) * (1 + 2**-22))

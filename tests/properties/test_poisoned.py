@@ -45,7 +45,9 @@ MIXED = {
     "blocking": Row(hears="nobody"),
 }
 ROWS = {
-    **dict.fromkeys(("local-sgd", "diloco", "opendiloco", "opendiloco-sparse", "sparseloco"), Row()),
+    **dict.fromkeys(
+        ("local-sgd", "diloco", "diloco-restarted", "opendiloco", "opendiloco-sparse", "sparseloco"), Row()
+    ),
     "muloco": Row(knobs={"period": PERIOD, "bits": 4}),
     # fragments 0, 1 and 2 leave at steps 6, 8 and 10 and land a step later
     "streaming": Row(heals=11, absurd=11, knobs={"period": 6, "fragments": 2}),

@@ -4,14 +4,15 @@ from fractions import Fraction
 
 import pytest
 
+from atoll.errors import UsageError
 from atoll.parts.keepers import evenly, keeper
-from atoll.parts.landings import OnArrival
+from atoll.parts.landings import Blocking, OnArrival
 from atoll.parts.outers import sgd
 from atoll.parts.schedules import every
 from atoll.peers.faults import Dropping
 from atoll.sync.rule import Carry, Rule, Strategy
 from atoll.wire import Key, Landed, Lost
-from tests.properties.teams import KeptTeam, close, numbers, pushed, values
+from tests.properties.teams import KeptTeam, Numbers, Team, close, numbers, pushed, values
 
 PERIOD = 3
 
@@ -72,3 +73,11 @@ def test_a_worker_whose_push_is_lost_goes_on_with_its_live_and_hands_in_all_of_i
         assert close(anchor.flat, handed_in, 1e-14)
     lost = [event.key.round for event in team.events[0] if isinstance(event, Lost)]
     assert lost == [round for round in range(9) if faults(Key(0, 0, round), (0,))] != []
+
+
+@pytest.mark.parametrize("landing", [Blocking(), OnArrival()])
+def test_handing_in_where_nobody_keeps_is_refused_with_what_to_do(landing: Blocking | OnArrival) -> None:
+    carry = Carry.LIVE if isinstance(landing, OnArrival) else Carry.DELTA
+    rule = Rule(every(2), mixer=keeper(1, 0, evenly(), sgd(1.0)), carry=carry, landing=landing)
+    with pytest.raises(UsageError, match=r"nobody keeps, so nobody would answer; carry out .* or use atoll train"):
+        Team(Numbers([1.0]), Strategy((rule,)), 1).run(2)

@@ -136,4 +136,4 @@ def test_gathered_numbers_come_back_to_the_bit_whatever_they_are(rows: list[list
     gatherings = [Gathering(group.membership, 1, row) for group, row in zip(groups, rows, strict=True)]
     take_turns([gathering.flow() for gathering in gatherings], groups)
     for gathering in gatherings:
-        assert list(map(repr, gathering.rows)) == list(map(repr, rows))
+        assert list(map(repr, gathering.values)) == list(map(repr, rows))

@@ -1,6 +1,8 @@
 """SyncCallback where each worker has an anchor of its own: the shared model is their mean, and all come for it."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import IntervalStrategy
 
 from atoll.errors import UsageError
@@ -58,6 +61,15 @@ class Pair:
             parameters.append(torch.cat([model[name].flatten() for name, _ in Net().named_parameters()]))
             anchors.append(load_file(folder / f"atoll-worker-{worker}.safetensors")["sync.anchor.0"])
         return list(zip(parameters, anchors, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _two_trainers_load_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Trainer allows numpy in checkpoints for the whole process while it loads; the first of two that is done would
+    take it away from the other."""
+    with safe_globals():
+        monkeypatch.setattr("transformers.trainer.safe_globals", nullcontext)
+        yield
 
 
 STEPWISE = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 5}

@@ -1,6 +1,6 @@
 """What a team says of its boundaries."""
 
-from atoll.train.team import _trouble
+from atoll.train.team import trouble
 from atoll.wire import Event, Key, Landed, Launched, Lost
 
 
@@ -17,4 +17,4 @@ def test_what_others_than_the_first_refuse_or_lose_is_told_once() -> None:
         3: [lost],
         4: [refused],
     }
-    assert _trouble(ended, {mine}) == [lost, refused]
+    assert trouble(ended, {mine}) == [lost, refused]

@@ -187,8 +187,9 @@ def _plan(args: list[str]) -> None:
         console = Console(file=shows, width=None if shows.isatty() else 160)
         console.print(plan.table(found, asked))
         for each in found:
-            best = ", ".join(f"{change.what} ({change.utilisation:.0%})" for change in helps[each.method][:4])
-            console.print(f"{each.method}: {each.utilisation:.0%} now; what helps most: {best}", highlight=False)
+            best = [f"{change.what} ({change.utilisation:.0%})" for change in helps[each.method][:4]]
+            said = f"what helps most: {', '.join(best)}" if best else "nothing that was tried helps"
+            console.print(f"{each.method}: {each.utilisation:.0%} now; {said}", highlight=False)
         if asked.out:
             plan.plot(asked.out, names, asked.period, plan.setting(asked))
             print(f"{asked.out} shows utilisation against bandwidth", file=sys.stderr)

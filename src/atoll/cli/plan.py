@@ -1,7 +1,7 @@
 """`atoll plan`: what a run would cost, before anything is rented; and the published tables beside ours."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,24 +85,25 @@ class Change:
 
 
 def changes(name: str, period: int, where: Setting) -> list[Change]:
-    """What would help a method in a setting, best first: a longer period, fewer bits, overlap, gossip."""
+    """What helps a method in a setting, best first: a longer period, fewer bits, overlap, gossip."""
     strategy, own = strategy_of(name, period)
     tried: list[tuple[str, Strategy, int]] = []
     if own > 1:
         tried.append((f"twice the period, {2 * own}", strategy_of(name, 2 * own)[0], 2 * own))
     if any(rule.carry is Carry.DELTA and not rule.kept for rule in strategy.rules):
-        coded: Callable[[Codec], Strategy] = lambda codec: written(strategy, codec)  # noqa: E731 (short, used twice)
-        tried.append(("bfloat16 on the wire", coded(HALF), own))
+        wires: dict[str, Codec] = {"bfloat16 on the wire": HALF}
         if all(rule.carry is Carry.DELTA for rule in strategy.rules):
-            tried.append(("8 bits on the wire, with error feedback", coded(error_feedback(quantise(8), 1.0)), own))
-            tried.append(("4 bits on the wire", coded(float4()), own))
+            eight = error_feedback(quantise(8), 1.0)
+            wires |= {"8 bits on the wire, with error feedback": eight, "4 bits on the wire": float4()}
+        tried += [(what, written(strategy, codec), own) for what, codec in wires.items()]
     others = {"streaming": "overlap", "global-m1": "overlap", "local-m1-m2": "gossip", "noloco": "gossip"}
     for other, how in others.items():
         with suppress(CompositionError):  # a period that is too short for it
             if other != name:
                 tried.append((f"{how}: {other}", *strategy_of(other, period)))
     found = [Change(what, utilisation(changed, every, where)[0]) for what, changed, every in tried]
-    return sorted(found, key=lambda change: -change.utilisation)
+    now = utilisation(strategy, own, where)[0]
+    return sorted((change for change in found if change.utilisation > now), key=lambda change: -change.utilisation)
 
 
 def as_json(planned: Planned, asked: Planning, helps: Sequence[Change]) -> dict[str, Any]:

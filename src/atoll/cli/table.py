@@ -65,7 +65,7 @@ def _line(
         else None,
         rounds_part=first.rounds / parallel.rounds if parallel and parallel.rounds else None,
         time=sequences / budget,
-        compute=sequences * run.workers / budget,
+        compute=first.tokens / (run.data.length * budget),
         loss=losses[row.label],
         spread=statistics.stdev([result.val_loss for result in results]) if len(results) > 1 else None,
         closed=closed,

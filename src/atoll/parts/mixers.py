@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from atoll.errors import CompositionError
 from atoll.parts.codecs import exact
+from atoll.parts.codecs.nested import remembers
 from atoll.trees import Layout
 from atoll.wire import Codec, Edges, Fold, Keep, Membership, Reduce, bytes_sent
 
@@ -67,7 +68,7 @@ class all_mean:
     fold: Fold | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.fold, Reduce) and self.fold.result.init(Layout.of([])):
+        if isinstance(self.fold, Reduce) and remembers(self.fold.result):
             raise CompositionError(
                 f"the means of {self!r} were to come back by a codec with a memory, but a member has none of what "
                 "others wrote back before; write Reduce(...) with the codec inside of it"

@@ -15,7 +15,7 @@ from threading import Condition
 import torch
 from torch import Tensor
 
-from atoll.errors import GroupError
+from atoll.errors import GroupError, UsageError
 from atoll.peers.faults import Dropping, lose
 from atoll.peers.kept import Desk
 from atoll.peers.rounds import accumulate, admit, check_alike, encode, finish, header_of, heard, layouts_match
@@ -55,6 +55,7 @@ class Hub:
     def __init__(self, workers: int, faults: "Dropping | None" = None) -> None:
         self.workers = tuple(range(workers))
         self.desk = Desk()
+        self.kept = False
         self._faults = faults
         self._exchanges: dict[tuple[Key, tuple[int, ...]], _Exchange] = {}
         self._to: dict[tuple[int, Key], tuple[int, ...]] = {}
@@ -80,6 +81,11 @@ class Hub:
         """Add a contribution; the last one completes an exchange of snapshots."""
         with self._changed:
             if post.to == (KEEPER,):
+                if not self.kept:
+                    raise UsageError(
+                        f"worker {me} handed in to a keeper, but nobody keeps, so nobody would answer; carry out "
+                        "`atoll.sync.keeping.keep` on `group.keeper()` beside the workers, or use atoll train"
+                    )
                 self.desk.hand_in(me, post, lost=me in self._dropped(post.key, (me,)))
                 return post.key
             self._to[me, post.key] = post.to
@@ -241,6 +247,7 @@ class MemoryKeeper:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        hub.kept = True
 
     def collect(self, collect: Collect) -> list[Push]:
         """What workers handed in since the last look."""

@@ -1,5 +1,7 @@
 """Gossip: Factored Gossip DiLoCo in its published variants, and NoLoCo."""
 
+from collections.abc import Callable
+
 from atoll.parts.estimates import own
 from atoll.parts.gossip import only, pairs
 from atoll.parts.landings import After, Blocking
@@ -20,25 +22,34 @@ def sensitive(blocks: int) -> tuple[str, ...]:
     return ("*embed*", "lm_head*", *(f"*layers.{block}.*" for block in range(blocks)))
 
 
-def factored(name: str, period: int, mix1: Mixer, mix2: Mixer, outer_lr: float, outer_momentum: float) -> Method:
-    """Mix1 averages points behind the inner steps, Mix2 averages deltas while training waits (Koneputugodage et al.
-    2026; gossip of one anchor per worker).
+def overlapped(period: int, mixer: Mixer) -> Rule:
+    """Mix1 behind the inner steps: what lands is only the base of the coming outer step."""
+    return Rule(every(period), carry=Carry.ANCHOR, mixer=mixer, landing=After(period), merge=leave())
+
+
+def blocking(period: int, mixer: Mixer) -> Rule:
+    """Mix1 without overlap: points are mixed right after the outer step, and inner steps start from the mixed point."""
+    return Rule(every(period), carry=Carry.ANCHOR, mixer=mixer, landing=Blocking(), merge=adopt())
+
+
+def factored(
+    name: str,
+    period: int,
+    mix1: Mixer,
+    mix2: Mixer,
+    outer_lr: float,
+    outer_momentum: float,
+    points: Callable[[int, Mixer], Rule] = overlapped,
+) -> Method:
+    """Mix1 averages points, Mix2 averages deltas while training waits (Koneputugodage et al. 2026; gossip of one anchor
+    per worker).
 
     The outer step is applied to the mixed point, its momentum stays with the worker. The paper does not state outer
     learning rate and momentum: DiLoCo's. Local mixing is a fresh random matching in each round; a pair that fails goes
     on alone.
     """
-    points = Rule(every(period), carry=Carry.ANCHOR, mixer=mix1, landing=After(period), merge=leave())
     deltas = Rule(every(period), outer=nesterov(outer_lr, outer_momentum), mixer=mix2, estimate=own())
-    return Method(name, Strategy((points, deltas)), period=period)
-
-
-def blocking(name: str, period: int, mix1: Mixer, mix2: Mixer, outer_lr: float, outer_momentum: float) -> Method:
-    """The same without overlap: points are mixed right after the outer step, and inner steps start from the mixed
-    point."""
-    points = Rule(every(period), carry=Carry.ANCHOR, mixer=mix1, landing=Blocking(), merge=adopt())
-    deltas = Rule(every(period), outer=nesterov(outer_lr, outer_momentum), mixer=mix2, estimate=own())
-    return Method(name, Strategy((points, deltas)), period=period)
+    return Method(name, Strategy((points(period, mix1), deltas)), period=period)
 
 
 def factored_gossip(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> Method:
@@ -133,7 +144,7 @@ def global_m1_blocking(period: int = 50, outer_lr: float = 0.7, outer_momentum: 
         outer_lr: learning rate of the outer optimizer
         outer_momentum: Nesterov momentum of the outer optimizer
     """
-    return blocking("global-m1-blocking", period, all_mean(), alone(), outer_lr, outer_momentum)
+    return factored("global-m1-blocking", period, all_mean(), alone(), outer_lr, outer_momentum, blocking)
 
 
 def local_m1_m2_blocking(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> Method:
@@ -144,7 +155,9 @@ def local_m1_m2_blocking(period: int = 50, outer_lr: float = 0.7, outer_momentum
         outer_lr: learning rate of the outer optimizer
         outer_momentum: Nesterov momentum of the outer optimizer
     """
-    return blocking("local-m1-m2-blocking", period, pairs(MIX1_SEED), pairs(MIX2_SEED), outer_lr, outer_momentum)
+    return factored(
+        "local-m1-m2-blocking", period, pairs(MIX1_SEED), pairs(MIX2_SEED), outer_lr, outer_momentum, blocking
+    )
 
 
 def noloco(period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5, pull: float = 0.7) -> Method:

@@ -1,4 +1,4 @@
-"""Faults of a simulated run: seeded, and written in a file that a run can repeat."""
+"""Faults of a simulated run, drawn from a seed."""
 
 import random
 from dataclasses import dataclass

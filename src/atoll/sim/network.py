@@ -103,7 +103,6 @@ class Moving:
     """A meeting under way: bits left of each of its flows, their rate, and since when."""
 
     uses: Mapping[Resource, int]
-    bits: float
     left: float
     rate: float = 0.0
     since: float = 0.0
@@ -112,13 +111,9 @@ class Moving:
 
 @dataclass
 class Traffic:
-    """All that moves, on the virtual clock: `begin` a meeting, `next` says when one ends, `end` takes it off.
-
-    Attributes: sent: bits put on each resource so far by meetings that ended.
-    """
+    """All that moves, on the virtual clock: `begin` a meeting, `next` says when one ends, `end` takes it off."""
 
     network: Network
-    sent: defaultdict[Resource, float] = field(default_factory=lambda: defaultdict(float))
     _moving: dict[int, Moving] = field(default_factory=dict[int, Moving])
     _on: defaultdict[Resource, set[int]] = field(default_factory=lambda: defaultdict(set))
     _flows: defaultdict[Resource, int] = field(default_factory=lambda: defaultdict(int))
@@ -132,7 +127,7 @@ class Traffic:
         Args: uses: how many of its flows cross each resource.
         """
         self._number += 1
-        self._moving[self._number] = Moving(uses, bits, bits, since=now)
+        self._moving[self._number] = Moving(uses, bits, since=now)
         for resource, flows in uses.items():
             self._on[resource].add(self._number)
             self._flows[resource] += flows
@@ -165,7 +160,7 @@ class Traffic:
         return {resource: flows for resource, flows in uses.items() if flows and self.capacity(resource) < math.inf}
 
     def capacity(self, resource: Resource) -> float:
-        """Bits per second, after loss and faults."""
+        """Bits per second, after loss."""
         if resource not in self._capacity:
             kind, first, second = resource
             if kind == "between":
@@ -175,12 +170,6 @@ class Traffic:
                 island = self.network.islands[int(first)]
                 self._capacity[resource] = island.up if kind == "up" else island.down
         return self._capacity[resource]
-
-    def limit(self, now: float, resource: Resource, part: float) -> None:
-        """Leave a part of a resource's capacity (0: cut), from now on."""
-        self._capacity.pop(resource, None)
-        self._capacity[resource] = self.capacity(resource) * part
-        self._share(now, (resource,))
 
     def next(self) -> tuple[float, int] | None:
         """When the next meeting ends, and which."""
@@ -196,7 +185,6 @@ class Traffic:
         """Take a meeting off its links, whether or not all of it has come."""
         moving = self._moving.pop(number)
         for resource, flows in moving.uses.items():
-            self.sent[resource] += flows * moving.bits
             self._on[resource].discard(number)
             self._flows[resource] -= flows
         self._share(now, moving.uses)

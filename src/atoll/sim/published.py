@@ -98,30 +98,3 @@ GOSSIP = (
     Figure("global-m1-local-m2-subset", 100e6, 0.45),
 )
 """Factored Gossip DiLoCo (Koneputugodage et al. 2026, arXiv 2606.22768): published."""
-
-PREDICTED = (
-    Figure("local-m1-m2", 100e6, 0.49),
-    Figure("local-m1-m2", 200e6, 0.66),
-    Figure("local-m1", 100e6, 0.98),
-    Figure("local-m1", 200e6, 1.00),
-    Figure("global-m1-local-m2-subset", 200e6, 0.82),
-    Figure("diloco", 100e6, 0.74, period=500),
-    Figure("diloco", 200e6, 0.85, period=500),
-    Figure("global-m1", 100e6, 1.00, period=500),
-    Figure("global-m1", 200e6, 1.00, period=500),
-    Figure("global-m1-local-m2", 100e6, 0.83, period=500),
-    Figure("global-m1-local-m2", 200e6, 0.91, period=500),
-    Figure("diloco", 100e6, 0.85, period=1000),
-    Figure("diloco", 200e6, 0.92, period=1000),
-    Figure("global-m1", 100e6, 1.00, period=1000),
-    Figure("global-m1", 200e6, 1.00, period=1000),
-    Figure("global-m1-local-m2", 100e6, 0.91, period=1000),
-    Figure("global-m1-local-m2", 200e6, 0.95, period=1000),
-    Figure("diloco", 100e6, 0.34, workers=16),
-    Figure("diloco", 200e6, 0.51, workers=16),
-    Figure("global-m1", 100e6, 0.52, workers=16),
-    Figure("global-m1", 200e6, 1.00, workers=16),
-    Figure("global-m1-local-m2", 100e6, 0.34, workers=16),
-    Figure("global-m1-local-m2", 200e6, 0.66, workers=16),
-)
-"""Not published: what the same formula gives where the paper prints nothing."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -11,17 +11,6 @@ from atoll.sim.world import World
 from atoll.sync.flow import Answer, Flow, before, boundary, drain
 from atoll.sync.state import SyncState
 from atoll.wire import Event, Landed, Launched, Lost, Post, Take
-
-
-class Trainee(Protocol):
-    """What trains on an island."""
-
-    @property
-    def state(self) -> SyncState: ...
-
-    def train(self, steps: int) -> None:
-        """Take inner steps, whose time passes elsewhere, and count them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,8 +39,8 @@ class Runner:
     Args: warm: the step from which its time counts in the trace's utilisation.
     """
 
-    def __init__(self, number: int, world: World, trainee: Trainee, *, steps: int, warm: int, pace: Pace) -> None:
-        self.number, self.world, self.trainee = number, world, trainee
+    def __init__(self, number: int, world: World, state: SyncState, *, steps: int, warm: int, pace: Pace) -> None:
+        self.number, self.world, self.state = number, world, state
         self._steps, self._warm, self._pace = steps, warm, pace
         self._island = world.traffic.network.islands[number]
         self._flow: Flow | None = None
@@ -63,7 +52,7 @@ class Runner:
         self._train(0.0)
 
     def _train(self, now: float) -> None:
-        state, trace = self.trainee.state, self.world.trace
+        state, trace = self.state, self.world.trace
         if state.step == self._warm:
             trace.warm(self.number, now)
         left = self._steps - state.step
@@ -79,15 +68,14 @@ class Runner:
         self.world.clock.at(now + seconds, lambda then: self._trained(then, steps))
 
     def _trained(self, now: float, steps: int) -> None:
-        state = self.trainee.state
-        if state.gradient_tracks():
-            self._go(now, before(state), lambda then: self._counted(then, steps))
+        if self.state.gradient_tracks():
+            self._go(now, before(self.state), lambda then: self._counted(then, steps))
         else:
             self._counted(now, steps)
 
     def _counted(self, now: float, steps: int) -> None:
-        self.trainee.train(steps)
-        state = self.trainee.state
+        state, work = self.state, self.state.work
+        state.work = work._replace(steps=work.steps + steps, tokens=work.tokens + steps)
         if state.step >= state.due:
             self._go(now, boundary(state), self._train)
         else:
@@ -110,20 +98,15 @@ class Runner:
                 answer = self.world.post(self.number, effect)
                 continue
             take = cast(Take, effect)
-            answer = self.world.take(self.number, take)
+            answer = self.world.take(self.number, take.ticket)
             if answer is None and not take.poll:
                 self._since = now
                 self.world.wake(self.number, take.ticket, lambda then, take=take: self._woken(then, take))
                 return
 
     def _woken(self, now: float, take: Take) -> None:
-        answer = self.world.take(self.number, take)
-        if answer is None:
-            # values are formed when the last member comes for them: that is now, but it is not this one
-            self.world.clock.at(now, lambda then: self._woken(then, take))
-            return
         self.world.trace.waited(self.number, self._since, now, take.ticket)
-        self._advance(now, answer)
+        self._advance(now, self.world.take(self.number, take.ticket))
 
     def _note(self, now: float, events: Sequence[Event]) -> None:
         for event in events:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from atoll.wire import Key
 
@@ -81,14 +80,3 @@ class Trace:
     def lines(self) -> Iterator[str]:
         """The moments as text, one on a line."""
         return map(str, self.moments)
-
-    def as_json(self) -> dict[str, Any]:
-        """Totals as a JSON-able object."""
-        return {
-            "islands": self.islands,
-            "seconds": self.seconds,
-            "utilisation": self.utilisation,
-            "compute_s": self.compute,
-            "blocked_s": self.blocked,
-            "bytes_sent": self.sent,
-        }

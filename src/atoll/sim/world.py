@@ -1,41 +1,34 @@
 """The virtual world: a clock that jumps, exchanges that take the time their bytes take, and islands that wait for them.
 
 The flows are the real ones (`atoll.sync.flow`). A meeting's bytes start to move when its last member has posted, as
-over torch.distributed, and are there together; what is answered then comes from a group that holds the values (REAL),
-or says only that it landed (TIMING).
+over torch.distributed, and are there together; what is answered then is only that it landed.
 """
 
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 from atoll.sim.faults import Restarts
 from atoll.sim.network import Network, Resource, Traffic
 from atoll.sim.trace import Trace
-from atoll.wire import KEEPER, Fold, Keep, Key, Landed, Lost, Post, Push, Take
+from atoll.wire import KEEPER, Fold, Keep, Key, Landed, Post, Reply
 
+HOST = 0
+"""The island whose link a keeper shares."""
 Act = Callable[[float], None]
 Sizes = Callable[[Post], tuple[Fold, int, int]]
 """What a post stands for: its fold, bits of one wire of the message, and bits of its result."""
 
 
-class Answers(Protocol):
-    """Where the answer of an exchange that has come is taken from."""
-
-    def post(self, me: int, post: Post) -> None: ...
-
-    def take(self, me: int, take: Take) -> Landed | Lost | None: ...
-
-
 @dataclass
 class Meeting:
-    """An exchange: what each has posted, who waits for it, and whether all of it has come."""
+    """An exchange: what each has posted, who waits for it, whether all of it has come, and what a keeper answered."""
 
     posts: dict[int, Post] = field(default_factory=dict[int, Post])
     waiting: list[Act] = field(default_factory=list[Act])
     here: bool = False
+    answer: Landed | None = None
     taken: int = 0
 
 
@@ -69,24 +62,15 @@ class Clock:
 class World:
     """All islands' exchanges on one network.
 
-    Args: network; answers: of exchanges. sizes: what a post stands for. trace: is told what happens. restarts: how
-    whole collectives fail and begin again, if they do. keeper_at: the island whose link a keeper shares.
+    Args: network; sizes: what a post stands for. trace: is told what happens. restarts: how whole collectives fail and
+    begin again, if they do.
+    Attributes: handed_in: is called with what arrives at a keeper, and by whom.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        answers: Answers,
-        sizes: Sizes,
-        trace: Trace,
-        *,
-        restarts: Restarts | None = None,
-        keeper_at: int = 0,
-    ) -> None:
-        self.answers, self.sizes, self.trace = answers, sizes, trace
+    def __init__(self, network: Network, sizes: Sizes, trace: Trace, restarts: Restarts | None = None) -> None:
+        self.sizes, self.trace = sizes, trace
         self.clock, self.traffic = Clock(), Traffic(network)
-        self.keeper_at = keeper_at
-        self.handed_in: Callable[[float, int, Key], None] = lambda now, me, key: None
+        self.handed_in: Callable[[float, int, Post], None] = lambda now, me, post: None
         self._restarts = restarts
         self._meetings: dict[tuple[Key, tuple[int, ...]], Meeting] = {}
         self._where: dict[tuple[int, Key], tuple[int, ...]] = {}
@@ -99,7 +83,6 @@ class World:
 
     def post(self, me: int, post: Post) -> Key:
         """A contribution leaves now."""
-        self.answers.post(me, post)
         to = (KEEPER, me) if post.to == (KEEPER,) else post.to
         self._where[me, post.key] = to
         meeting = self._meetings.setdefault((post.key, to), Meeting())
@@ -107,34 +90,35 @@ class World:
         if post.to == (KEEPER,):
             _, wire, _ = self.sizes(post)
             self.trace.sent[me] += wire / 8
-            self._move(me, self.keeper_at, wire, lambda now: self.handed_in(now, me, post.key))
+            self._move(me, HOST, wire, lambda now: self.handed_in(now, me, post))
         elif len(meeting.posts) == len(to):
             self._meet(meeting, to)
         return post.key
 
-    def take(self, me: int, take: Take) -> Landed | Lost | None:
+    def take(self, me: int, ticket: Key) -> Landed | None:
         """The answer, if it is here."""
-        place = (take.ticket, self._where[me, take.ticket])
+        place = (ticket, self._where[me, ticket])
         meeting = self._meetings[place]
         if not meeting.here:
             return None
-        answer = self.answers.take(me, take)
-        if answer is not None:
-            meeting.taken += 1
-            del self._where[me, take.ticket]
-            if meeting.taken == len(meeting.posts):
-                del self._meetings[place]
-        return answer
+        meeting.taken += 1
+        del self._where[me, ticket]
+        if meeting.taken == len(meeting.posts):
+            del self._meetings[place]
+        post = meeting.posts[me]
+        return meeting.answer or Landed(ticket, post.edges.hears if post.edges else post.to, 1.0)
 
     def wake(self, me: int, ticket: Key, act: Act) -> None:
         """Call when the answer is here."""
         self._meetings[ticket, self._where[me, ticket]].waiting.append(act)
 
-    def reply(self, push: Push) -> None:
+    def reply(self, reply: Reply) -> None:
         """A keeper's answer leaves now: the anchor, in the width that the push would have."""
-        meeting = self._meetings[push.key, (KEEPER, push.worker)]
-        _, wire, _ = self.sizes(meeting.posts[push.worker])
-        self._move(self.keeper_at, push.worker, wire, lambda now: self._arrived(now, meeting))
+        worker, key = reply.push.worker, reply.push.key
+        meeting = self._meetings[key, (KEEPER, worker)]
+        meeting.answer = replace(reply.landed, key=key)
+        _, wire, _ = self.sizes(meeting.posts[worker])
+        self._move(HOST, worker, wire, lambda now: self._arrived(now, meeting))
 
     def _move(self, teller: int, hearer: int, bits: float, act: Act) -> None:
         self._begin(self.traffic.uses([(teller, hearer)]), bits, self.traffic.latency((teller, hearer)), act)
@@ -154,8 +138,10 @@ class World:
             bits *= self._restarts.attempts(first.key, len(to))
         latency = self.traffic.latency(to)
         uses = self.traffic.uses(edges) if edges else self._all(to)
-        arrived: Act = lambda now: self._arrived(now, meeting)  # noqa: E731 (a closure for two calls)
-        self.clock.at(self.clock.now + latency, lambda now: self._begin(uses, bits, latency, arrived))
+        self.clock.at(
+            self.clock.now + latency,
+            lambda now: self._begin(uses, bits, latency, lambda then: self._arrived(then, meeting)),
+        )
 
     def _all(self, to: tuple[int, ...]) -> dict[Resource, int]:
         if to not in self._whole:

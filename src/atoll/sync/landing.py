@@ -58,8 +58,9 @@ def apply(state: SyncState, entry: InFlight, live: Live, landed: Landed, start: 
     if rule.outer:
         gradient = MEAN
         if isinstance(rule.estimate, eager):
+            # what is not finite in it is refused by the group a round later
             fresh = _finite(DeltaSource(fragment.anchor, live).read(start, torch.empty_like(anchor)))
-            gradient = rule.estimate(fresh, MEAN, None if MEAN is None else sent, entry.members)
+            gradient = rule.estimate.gradient(fresh, MEAN, sent, entry.members)
         assert gradient is not None
         step = rule.outer.update(gradient, cut(entry.track.outer, start, stop), anchor, landed)
         anchor.sub_(step)

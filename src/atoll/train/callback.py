@@ -234,7 +234,7 @@ class SyncCallback(TrainerCallback):
             (Path(str(args.output_dir)) / f"atoll-worker-{members.me}").touch()
         gathering = Gathering(members, 0, [state.global_step, state.max_steps, *self._visits(args, state)])
         drive(gathering.flow(), self.group)
-        rows = dict(zip(members.workers, gathering.rows, strict=True))
+        rows = dict(zip(members.workers, gathering.values, strict=True))
         mine = rows[members.me]
         for worker, theirs in rows.items():
             if theirs[:2] != mine[:2]:

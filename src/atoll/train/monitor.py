@@ -16,6 +16,8 @@ from atoll.train.worker import Worker
 from atoll.trees import trainable
 from atoll.wire import PeerGroup
 
+SKETCHES = 1
+"""What gatherings of sketches are called, beside those of numbers."""
 FEW = 8
 """Workers of which all pairs are compared; more are compared with their mean."""
 
@@ -67,7 +69,7 @@ class Monitor:
         self.count += 1
         sketches = [sketch(log) for log in logs]
         gatherings = [
-            GatheringBytes(worker.sync.state.membership, self.count, each.packed)
+            GatheringBytes(worker.sync.state.membership, SKETCHES, self.count, each.packed)
             for worker, each in zip(workers, sketches, strict=True)
         ]
         take_turns([each.flow() for each in gatherings], groups)

@@ -21,8 +21,8 @@ class _HasKeeper(Protocol):
     def keeper(self) -> KeeperGroup: ...
 
 
-def _trouble(ended: Mapping[int, Sequence[Event]], told: set[Key]) -> list[Event]:
-    """What others than the first say of contributions that were refused and rounds that were lost, each round once."""
+def trouble(ended: Mapping[int, Sequence[Event]], told: set[Key]) -> list[Event]:
+    """What is said of refused contributions and lost rounds: each round once, and those in `told` not again."""
     found: list[Event] = []
     for _, events in sorted(ended.items()):
         for event in events:
@@ -72,6 +72,14 @@ class Team:
         """How many take part now, wherever they are."""
         return len(self.active[0].sync.state.membership.workers)
 
+    @property
+    def rounds(self) -> int:
+        """Most landings of any fragment: on the first worker, or at the keeper."""
+        if self.keeping:
+            return max(track.updates for track in self.keeping.tracks)
+        # an eager rule takes its first step before anything has landed
+        return max((min(each.updates, each.round) for each in self.active[0].sync.state.tracks), default=0)
+
     def movers(self, tick: int) -> list[Worker]:
         """Who takes an inner step in this tick."""
         return [
@@ -81,8 +89,8 @@ class Team:
         ]
 
     def before(self, movers: Sequence[Worker]) -> list[Event]:
-        """Average gradients, where the strategy carries them."""
-        return self._carry_out({worker.number: worker.sync.before() for worker in movers})
+        """Average gradients, where the strategy carries them; what went wrong with it."""
+        return trouble({0: self._carry_out({worker.number: worker.sync.before() for worker in movers})}, set())
 
     def after(self, movers: Sequence[Worker], tokens: Sequence[int]) -> list[Event]:
         """Count the step, start and collect what is due; the events of worker 0, or of this process's one."""
@@ -117,7 +125,7 @@ class Team:
         for number in ended.keys() & self.sent.keys():
             self.sent[number] += sum(event.sent for event in ended[number] if isinstance(event, Landed))
         lead = ended.get(self.active[0].number, [])
-        return lead + _trouble(ended, {event.key for event in lead})
+        return lead + trouble(ended, {event.key for event in lead})
 
     def shared(self) -> Sequence[Tree | None]:
         """The anchors of the shared model, by fragment. All processes must come for it."""

@@ -28,7 +28,7 @@ from atoll.train.shards import held_out_batches, make_shards
 from atoll.train.team import Team
 from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
 from atoll.train.worker import Worker, make_model, under
-from atoll.wire import Event, Landed, Lost, PeerGroup
+from atoll.wire import PeerGroup
 
 EVALUATIONS = 20
 """Evaluations of the shared model along a run."""
@@ -187,14 +187,15 @@ class Trainer:
                         self._save(self.checkpoints, step)
                     unsaved = False
             self.spent = self._training_seconds()
+            if self.run.method.strategy.rules and not self.team.rounds:
+                record.say("no round has closed, so the shared model still has its first weights; train longer")
             return self._finish()
 
     def _step(self, step: int, record: Recorder) -> None:
         """One tick: whoever moves takes an inner step, and what is due at its end is carried out."""
         movers = self.team.movers(step)
         tokens = [worker.backward() for worker in movers]
-        trouble = [event for event in self.team.before(movers) if isinstance(event, Lost) or _refused(event)]
-        record.events(step, trouble, 0.0)
+        record.events(step, self.team.before(movers), 0.0)
         for worker in movers:
             worker.update(step - 1)
         if self.monitor.due(step, self.team.size):
@@ -217,7 +218,7 @@ class Trainer:
             for worker, row in zip(self.workers, rows, strict=True)
         ]
         take_turns([gathering.flow() for gathering in gatherings], self.groups)
-        return gatherings[0].rows
+        return gatherings[0].values
 
     def _evaluate(self, step: int, record: Recorder) -> None:
         anchors = self.team.shared()
@@ -283,15 +284,11 @@ class Trainer:
         sent = [float(self.team.sent[worker.number]) for worker in self.workers]
         rows = self._gather([[loss, final, own] for loss, own in zip(losses, sent, strict=True)])
         state, anchors = self.lead.sync.state, self.team.shared()
-        kept = self.team.keeping
-        # an eager rule takes its first step before anything has landed
-        landings = [min(track.updates, track.round) for track in state.tracks]
-        landings = [track.updates for track in kept.tracks] if kept else landings
         result = Result(
             method=self.run.method.name,
             workers=self.run.workers,
             steps=self.run.steps,
-            rounds=max(landings, default=0),
+            rounds=self.team.rounds,
             period=self.run.method.period,
             tokens=self.tokens,
             val_loss=final if self.speaks else rows[0][1],
@@ -321,7 +318,3 @@ class Trainer:
 
     def _training_seconds(self) -> float:
         return self.spent + time.monotonic() - self._since
-
-
-def _refused(event: Event) -> bool:
-    return isinstance(event, Landed) and bool(event.refused)

@@ -13,6 +13,9 @@ prints the message alone and exits with status 2 for `UsageError`, 1 for the oth
 ours.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class AtollError(Exception):
     """The root: catch this to catch everything Atoll raises on purpose."""
@@ -40,3 +43,15 @@ class CheckpointError(AtollError):
 
 class GroupError(AtollError):
     """A group of peers that cannot go on: someone is missing, differs, or aborted."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word: the nearest known one, or all.
+
+    Example:
+        >>> suggestion("dilco", ["single", "diloco"]), suggestion("xyz", ["single", "diloco"])
+        ('did you mean diloco?', 'give one of single, diloco')
+    """
+    known = list(known)
+    near = get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"give one of {', '.join(known)}"

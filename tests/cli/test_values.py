@@ -7,8 +7,8 @@ import pytest
 
 from atoll.cli.options import Options
 from atoll.cli.specs import row, rows
-from atoll.cli.values import bits_per_second, kind_of, parse, suggestion
-from atoll.errors import UsageError
+from atoll.cli.values import kind_of, parse
+from atoll.errors import suggestion
 from atoll.parts.mixers import by_share, weighted
 from atoll.parts.outers import nesterov
 from atoll.train.inner import AdamW, Muon
@@ -34,29 +34,6 @@ def test_a_word_is_read_as_its_annotation_says(annotation: object, word: str, va
 def test_an_annotation_that_nobody_can_type_is_refused_when_flags_are_made() -> None:
     with pytest.raises(TypeError, match="cannot be typed on a command line"):
         kind_of(dict[str, int])
-
-
-@pytest.mark.parametrize(
-    ("word", "bits"),
-    [
-        ("100Mbit", 1e8),
-        ("100Mbit/s", 1e8),
-        ("1.5Gbit", 1.5e9),
-        ("12MB", 9.6e7),
-        ("56kbit", 56e3),
-        ("1000bit/s", 1e3),
-        ("1TB/s", 8e12),
-        ("10 Mbit", 1e7),
-    ],
-)
-def test_bandwidth_is_read_in_decimal_units(word: str, bits: float) -> None:
-    assert bits_per_second("--bandwidth", word) == pytest.approx(bits)
-
-
-@pytest.mark.parametrize("word", ["100", "100Mb", "Mbit", "-5Mbit", "1.2.3Mbit", "", "100mbit"])
-def test_bandwidth_without_a_number_or_a_known_unit_is_refused(word: str) -> None:
-    with pytest.raises(UsageError, match="--bandwidth was"):
-        bits_per_second("--bandwidth", word)
 
 
 def test_suggestions_name_the_nearest_or_all() -> None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from atoll.cli.values import kind_of, parameters, parse, suggestion
-from atoll.errors import UsageError
+from atoll.cli.values import kind_of, parameters, parse
+from atoll.errors import UsageError, suggestion
 
 
 def parsed(

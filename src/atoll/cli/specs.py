@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.cli.options import Options
-from atoll.cli.values import parameters, parse, suggestion
-from atoll.errors import UsageError
+from atoll.cli.values import parameters, parse
+from atoll.errors import UsageError, suggestion
 from atoll.recipes.methods import METHODS
 from atoll.train.run import Run
 

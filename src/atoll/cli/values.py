@@ -2,14 +2,13 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from atoll.errors import UsageError
+from atoll.errors import UsageError, suggestion
 
 
 @dataclass(frozen=True)
@@ -129,46 +128,3 @@ def parse(name: str, annotation: Any, word: str) -> Any:
 
 def _example(kind: Kind) -> str:
     return "4" if kind.base is int else "0.5"
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word: the nearest known one, or all.
-
-    Example:
-        >>> suggestion("dilco", ["single", "diloco"]), suggestion("xyz", ["single", "diloco"])
-        ('did you mean diloco?', 'give one of single, diloco')
-    """
-    known = list(known)
-    near = get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"give one of {', '.join(known)}"
-
-
-UNITS: Mapping[str, float] = {
-    f"{prefix}{unit}{per}": scale * bits
-    for prefix, scale in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
-    for unit, bits in (("bit", 1.0), ("B", 8.0))
-    for per in ("", "/s")
-}
-"""Bits per second of each unit of bandwidth, decimal as links are sold."""
-
-
-def bits_per_second(name: str, word: str) -> float:
-    """A bandwidth such as 100Mbit, 1.5Gbit/s or 12MB, in bits per second.
-
-    Raises: UsageError without a number or unit.
-
-    Example:
-        >>> bits_per_second("--bandwidth", "100Mbit"), bits_per_second("--bandwidth", "12.5MB/s")
-        (100000000.0, 100000000.0)
-    """
-    unit = word.lstrip("0123456789.")
-    number = word[: len(word) - len(unit)]
-    unit = unit.strip()
-    if not unit:
-        raise UsageError(
-            f"{name} was {word!r}, which has no unit; write {word}Mbit for megabits or {word}MB for megabytes per "
-            "second"
-        )
-    if unit not in UNITS:
-        raise UsageError(f"{name} was {word!r}, whose unit {unit!r} is unknown; {suggestion(unit, list(UNITS))}")
-    return parse(name, Positive, number) * UNITS[unit]

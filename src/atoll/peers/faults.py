@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from hashlib import sha256
 
 import torch
 
 from atoll.errors import UsageError
+from atoll.faults import Faults
 from atoll.peers.rounds import encode
 from atoll.trees import CHUNK, cut
 from atoll.wire import Key, Post
@@ -31,11 +31,7 @@ class Dropping:
 
     def __call__(self, key: Key, workers: Collection[int]) -> frozenset[int]:
         """Whose message of this exchange is lost. What is not a rule's (reports, evaluation) always arrives."""
-        return frozenset(worker for worker in workers if key.rule >= 0 and self._draw(key, worker) < self.probability)
-
-    def _draw(self, key: Key, worker: int) -> float:
-        text = f"{self.seed}:{'.'.join(map(str, key))}:{worker}"
-        return int.from_bytes(sha256(text.encode()).digest()[:8]) / 2**64
+        return Faults(loss=self.probability, seed=self.seed).lost(key, workers)
 
 
 def lose(post: Post) -> None:

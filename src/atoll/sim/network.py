@@ -7,13 +7,15 @@ together and advance together, as chunks of a pipelined exchange do, so each mee
 divides its capacity evenly among the flows that cross it; a flow gets the least share of its links.
 """
 
-import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 
 from atoll.errors import UsageError
+from atoll.sim.traffic import Fluid, Load
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,14 @@ class Between:
 class Network:
     """Islands in order of worker numbers, and the links between their sites.
 
-    Args: islands. between: by pair of site names, in either order; `elsewhere` where a pair is not named. `elsewhere`
-    is also the link within a site.
+    Args: islands. between: by pair of site names, in either order; `elsewhere` where a pair is not named. within: the
+    link within a site.
     """
 
     islands: tuple[Island, ...]
     between: tuple[tuple[str, str, Between], ...] = ()
     elsewhere: Between = Between()
+    within: Between = Between()
 
     def __post_init__(self) -> None:
         sites = {island.site for island in self.islands}
@@ -80,46 +83,54 @@ class Network:
                     f"the network links {a} and {b}, but no island stands at {sorted(unknown)[0]}; the sites are "
                     f"{', '.join(sorted(sites))}"
                 )
+            if a == b:
+                raise UsageError(f"the network links {a} to itself; give the link within each site as `within`")
 
     def link(self, a: str, b: str) -> Between:
         """The link from site a to site b."""
-        return self._links.get((a, b), self.elsewhere)
+        return self.within if a == b else self.named.get((a, b), self.elsewhere)
 
-    @property
-    def _links(self) -> Mapping[tuple[str, str], Between]:
-        found = self.__dict__.get("_by_sites")
-        if found is None:
-            found = {(a, b): link for a, b, link in self.between} | {(b, a): link for a, b, link in self.between}
-            object.__setattr__(self, "_by_sites", found)
-        return found
+    def first(self, count: int) -> "Network":
+        """The same with the first islands only, and the links between their sites."""
+        sites = {island.site for island in self.islands[:count]}
+        links = tuple((a, b, link) for a, b, link in self.between if {a, b} <= sites)
+        return replace(self, islands=self.islands[:count], between=links)
+
+    @cached_property
+    def named(self) -> Mapping[tuple[str, str], Between]:
+        """Links between sites that are named, from each site to the other."""
+        return {(a, b): link for a, b, link in self.between} | {(b, a): link for a, b, link in self.between}
 
 
 Resource = tuple[str, str | int, str | int]
 """What flows share: ("up", worker, ""), ("down", worker, ""), or ("between", site, site)."""
 
 
-@dataclass
-class Moving:
-    """A meeting under way: bits left of each of its flows, their rate, and since when."""
+class Loads(dict[Resource, "Load | None"]):
+    """What crosses each resource, made when it is first asked for; None for one that never holds anyone up."""
 
-    uses: Mapping[Resource, int]
-    left: float
-    rate: float = 0.0
-    since: float = 0.0
-    version: int = 0
+    def __init__(self, make: Callable[[Resource], "Load | None"]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, resource: Resource) -> "Load | None":
+        load = self[resource] = self._make(resource)
+        return load
 
 
-@dataclass
 class Traffic:
-    """All that moves, on the virtual clock: `begin` a meeting, `next` says when one ends, `end` takes it off."""
+    """All that moves, on the virtual clock: `begin` a meeting, `next` says when one ends, `end` takes it off.
 
-    network: Network
-    _moving: dict[int, Moving] = field(default_factory=dict[int, Moving])
-    _on: defaultdict[Resource, set[int]] = field(default_factory=lambda: defaultdict(set))
-    _flows: defaultdict[Resource, int] = field(default_factory=lambda: defaultdict(int))
-    _ends: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
-    _capacity: dict[Resource, float] = field(default_factory=dict[Resource, float])
-    _number: int = 0
+    Args: network. limited: resources that may be limited although they are infinite. Other infinite ones cost nothing:
+    who crosses them is not known.
+    """
+
+    def __init__(self, network: Network, limited: frozenset[Resource] = frozenset()) -> None:
+        self.network = network
+        self._limited, self._fluid, self._number = limited, Fluid(), 0
+        self._sites = [island.site for island in network.islands]
+        self._loads = Loads(self._load)
+        self._slowest: dict[tuple[frozenset[str], bool], float] = {}
 
     def begin(self, now: float, uses: Mapping[Resource, int], bits: float) -> int:
         """Start a meeting whose flows have `bits` each; returns its number.
@@ -127,20 +138,45 @@ class Traffic:
         Args: uses: how many of its flows cross each resource.
         """
         self._number += 1
-        self._moving[self._number] = Moving(uses, bits, since=now)
-        for resource, flows in uses.items():
-            self._on[resource].add(self._number)
-            self._flows[resource] += flows
-        self._share(now, uses, {self._number})
+        loads = self._loads
+        crosses = {load: flows for resource, flows in uses.items() if (load := loads[resource])}
+        self._fluid.begin(now, self._number, crosses, bits)
         return self._number
+
+    def next(self) -> tuple[float, int] | None:
+        """When the next meeting ends, and which: of several, the one that began first."""
+        return self._fluid.next()
+
+    def end(self, now: float, number: int) -> None:
+        """Take a meeting off its links, whether or not all of it has come."""
+        self._fluid.end(now, number)
+
+    @property
+    def sent(self) -> dict[Resource, float]:
+        """Bits that have crossed each resource that can hold anyone up, in meetings that are over."""
+        return {resource: load.sent for resource, load in self._loads.items() if load and load.sent}
+
+    def limit(self, now: float, resource: Resource, part: float) -> None:
+        """Leave only a part of a resource's capacity from now on: 0 stalls what crosses it, 1 makes it whole again.
+
+        Raises: UsageError if `part` is no part, or the resource is infinite and not one of those that may be limited.
+        """
+        if not 0 <= part <= 1:
+            raise UsageError(f"{resource} was limited to {part} of its capacity, which is no part; give 0 to 1")
+        load = self._loads[resource]
+        if load is None:
+            raise UsageError(
+                f"{resource} is infinite, so who crosses it is not known and it cannot be limited; name it in `limited`"
+            )
+        self._fluid.limit(now, load, self.capacity(resource) * part if part else 0.0)
 
     def uses(self, edges: Iterable[tuple[int, int]]) -> dict[Resource, int]:
         """Flows on each resource, one from each teller to its hearer."""
-        islands, found = self.network.islands, defaultdict[Resource, int](int)
+        sites, found = self._sites, defaultdict[Resource, int](int)
         for teller, hearer in edges:
             found["up", teller, ""] += 1
             found["down", hearer, ""] += 1
-            found["between", islands[teller].site, islands[hearer].site] += 1
+            found["between", sites[teller], sites[hearer]] += 1
         return self._felt(found)
 
     def all_to_all(self, members: Sequence[int]) -> dict[Resource, int]:
@@ -149,66 +185,48 @@ class Traffic:
         found: dict[Resource, int] = {}
         for member in members:
             found["up", member, ""] = found["down", member, ""] = others
-        at = Counter(self.network.islands[member].site for member in members)
-        for a, here in at.items():
-            for b, there in at.items():
-                found["between", a, b] = here * (there - (a == b))
+        at = Counter(self._sites[member] for member in members)
+        pairs = product(at, at)
+        if self.network.elsewhere.capacity == math.inf and not self._limited:
+            pairs = [*self._named(at), *zip(at, at, strict=True)]
+        for a, b in pairs:
+            found["between", a, b] = at[a] * (at[b] - (a == b))
         return self._felt(found)
-
-    def _felt(self, uses: Mapping[Resource, int]) -> dict[Resource, int]:
-        """Those that can hold anyone up."""
-        return {resource: flows for resource, flows in uses.items() if flows and self.capacity(resource) < math.inf}
-
-    def capacity(self, resource: Resource) -> float:
-        """Bits per second, after loss."""
-        if resource not in self._capacity:
-            kind, first, second = resource
-            if kind == "between":
-                link = self.network.link(str(first), str(second))
-                self._capacity[resource] = link.capacity * (1 - link.loss)
-            else:
-                island = self.network.islands[int(first)]
-                self._capacity[resource] = island.up if kind == "up" else island.down
-        return self._capacity[resource]
-
-    def next(self) -> tuple[float, int] | None:
-        """When the next meeting ends, and which."""
-        while self._ends:
-            when, number, version = self._ends[0]
-            moving = self._moving.get(number)
-            if moving and moving.version == version:
-                return when, number
-            heapq.heappop(self._ends)
-        return None
-
-    def end(self, now: float, number: int) -> None:
-        """Take a meeting off its links, whether or not all of it has come."""
-        moving = self._moving.pop(number)
-        for resource, flows in moving.uses.items():
-            self._on[resource].discard(number)
-            self._flows[resource] -= flows
-        self._share(now, moving.uses)
-
-    def _share(self, now: float, resources: Iterable[Resource], also: Iterable[int] = ()) -> None:
-        """New rates for all meetings on these resources, and some others."""
-        touched = {number for resource in resources for number in self._on[resource]}.union(also)
-        for number in touched:
-            moving = self._moving[number]
-            rate = min((self.capacity(resource) / self._flows[resource] for resource in moving.uses), default=math.inf)
-            if rate == moving.rate:
-                continue
-            if moving.rate < math.inf:
-                moving.left = max(0.0, moving.left - moving.rate * (now - moving.since))
-            moving.rate, moving.since, moving.version = rate, now, moving.version + 1
-            if rate > 0:
-                heapq.heappush(self._ends, (now + (moving.left / rate if moving.left else 0.0), number, moving.version))
 
     def latency(self, members: Sequence[int]) -> float:
         """Seconds until all have heard from all, one way."""
-        sites = {self.network.islands[member].site for member in members}
-        return max((self.network.link(a, b).latency for a in sites for b in sites if a != b), default=self.within)
+        sites = frozenset([self._sites[member] for member in members])
+        place = sites, len(members) > len(sites)
+        if place not in self._slowest:
+            named = [self.network.named[pair].latency for pair in self._named(sites)]
+            if len(named) < len(sites) * (len(sites) - 1):
+                named.append(self.network.elsewhere.latency)
+            if len(members) > len(sites) or len(sites) == 1:
+                named.append(self.network.within.latency)
+            self._slowest[place] = max(named)
+        return self._slowest[place]
 
-    @property
-    def within(self) -> float:
-        """Latency within a site."""
-        return self.network.elsewhere.latency
+    def capacity(self, resource: Resource) -> float:
+        """Bits per second, after loss, of the whole resource."""
+        kind, first, second = resource
+        if kind == "between":
+            link = self.network.link(str(first), str(second))
+            return link.capacity * (1 - link.loss)
+        island = self.network.islands[int(first)]
+        return island.up if kind == "up" else island.down
+
+    def _load(self, resource: Resource) -> Load | None:
+        whole = self.capacity(resource)
+        return self._fluid.load(whole) if whole < math.inf or resource in self._limited else None
+
+    def _felt(self, uses: Mapping[Resource, int]) -> dict[Resource, int]:
+        """Those that can hold anyone up."""
+        loads = self._loads
+        return {resource: flows for resource, flows in uses.items() if flows and loads[resource]}
+
+    def _named(self, sites: Collection[str]) -> Iterable[tuple[str, str]]:
+        """The pairs of these sites with a link of their own, found in the shorter way."""
+        named = self.network.named
+        if len(sites) ** 2 < len(named):
+            return [pair for pair in product(sites, sites) if pair in named]
+        return [pair for pair in named if pair[0] in sites and pair[1] in sites]

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import after_step, boundary, codecs, memory, throughput
+from bench import after_step, boundary, codecs, memory, planned, throughput
 from bench.measure import Figure
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -11,6 +11,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "boundary": boundary.figures,
     "codecs": codecs.figures,
     "memory": memory.figures,
+    "planned": planned.figures,
     "throughput": throughput.figures,
 }
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from atoll.recipes.methods import METHODS
-from bench import after_step, boundary, codecs, memory, throughput
+from bench import after_step, boundary, codecs, link, memory, planned, throughput
 from bench.measure import Figure, in_turns, ratios
 
 
@@ -33,9 +33,14 @@ def test_a_line_has_median_quartiles_goal_and_verdict() -> None:
         (lambda: boundary.figures(width=32, layers=2, vocab=64, turns=2, threads=(1,)), 1),
         (lambda: codecs.figures(numel=10_000, turns=1, names=["quantise(8, linear())", "topk(64)"]), 4),
         (lambda: memory.figures(["streaming"], width=32, layers=2, vocab=64, turns=1), 2),
+        pytest.param(
+            lambda: planned.figures(bandwidth=20e6, elements=1 << 16, step_s=0.01, rounds=1, turns=1),
+            3,
+            marks=pytest.mark.skipif(link.missing() is not None, reason="no network can be emulated here"),
+        ),
         (lambda: throughput.figures(steps=2, turns=1, threads=(1,)), 1),
     ],
-    ids=["after_step", "boundary", "codecs", "memory", "throughput"],
+    ids=["after_step", "boundary", "codecs", "memory", "planned", "throughput"],
 )
 def test_a_bench_gives_a_finite_figure_for_every_goal(figures, goals: int) -> None:
     found = list(figures())

@@ -25,6 +25,12 @@ from atoll.peers.torchdist import TorchGroup
 from atoll.recipes.compressed import muloco, opendiloco_sparse, sparta
 from atoll.recipes.diloco import eager_diloco
 from atoll.recipes.gossip import factored, factored_gossip, local_m1_m2, noloco
+from atoll.sim import network
+from atoll.sim.numerics import Real
+from atoll.sim.pace import Pace
+from atoll.sim.run import run
+from atoll.sim.runner import Course
+from atoll.sim.trainee import Trainee
 from atoll.sync.drive import drive, take_turns
 from atoll.sync.flow import Flow, drain
 from atoll.sync.rule import Carry, Rule, Strategy
@@ -176,6 +182,39 @@ def in_threads(name: str, workers: int) -> list[Digests]:
     return digests
 
 
+class Island(Trainee):
+    """A worker's own loop as the simulator drives it."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training.sync.state)
+        self.training = training
+
+    def train(self, steps: int, since: float, now: float) -> None:
+        for _ in range(steps):
+            self.backward()
+            self.update()
+
+    def backward(self) -> None:
+        self.training.backward(self.step + 1)
+
+    def update(self) -> None:
+        self.training.move()
+        self.training.sync.after(self.training.tokens)
+
+
+def on_virtual_time(name: str, workers: int, bits: float = 3e3) -> list[Digests]:
+    """Islands of unequal speeds and links, whose steps take 1 s and more and whose messages take seconds."""
+    hub = Hub(workers)
+    groups = [hub.group(worker) for worker in range(workers)]
+    trainings = [Training(name, group) for group in groups]
+    scale = sum(parameter.numel() for parameter in trainings[0].model.parameters()) / 86
+    ports = [network.Island(f"{m % 2}", bits * scale * (1 + m), bits * scale, 1 + 0.3 * m, 0.1) for m in range(workers)]
+    where = network.Network(tuple(ports), elsewhere=network.Between(2 * bits * scale, latency=0.3))
+    run([Island(training) for training in trainings], where, Real(groups), Course(STEPS, pace=Pace(SEED)), None)
+    anchors = mean_anchors([training.sync for training in trainings])
+    return [training.digests(anchors) for training in trainings]
+
+
 def over_gloo(rank: int, workers: int, meeting: Path) -> dict[str, Digests]:
     """This rank's digests of every case of so many workers."""
     with gloo(rank, workers, meeting), closing(TorchGroup()) as group:
@@ -200,6 +239,16 @@ reference = cache(in_turns)
 @pytest.mark.parametrize(("name", "workers"), CASES)
 def test_threads_give_the_bits_of_turns(name: str, workers: int) -> None:
     assert in_threads(name, workers) == reference(name, workers)
+
+
+@pytest.mark.parametrize(("name", "workers"), CASES)
+def test_a_simulated_run_gives_the_bits_of_turns(name: str, workers: int) -> None:
+    assert on_virtual_time(name, workers) == reference(name, workers)
+
+
+@pytest.mark.parametrize("name", ["diloco", "streaming", "eager", "factored-gossip", "data-parallel"])
+def test_a_slower_network_changes_no_number(name: str) -> None:
+    assert on_virtual_time(name, 3, bits=50.0) == on_virtual_time(name, 3, bits=1e9)
 
 
 @pytest.mark.parametrize(("name", "workers"), CASES)

@@ -14,9 +14,9 @@ from atoll.recipes.methods import METHODS
 from atoll.sim import published
 from atoll.sim.faults import Restarts
 from atoll.sim.network import Between, Island, Network
+from atoll.sim.pace import Pace
 from atoll.sim.plan import Setting, needed, utilisation
 from atoll.sim.run import Job, simulate, spec
-from atoll.sim.runner import Pace
 from atoll.sim.trace import Trace
 from atoll.sync.explain import explain
 from atoll.sync.rule import Rule, Strategy

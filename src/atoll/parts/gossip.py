@@ -13,8 +13,8 @@ derive alike, on every machine and version. Rules that mix the same round should
 same partners.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import sha256
@@ -24,16 +24,30 @@ from atoll.parts.mixers import Exchange, Mixer, Situation, alone, cheaper
 from atoll.wire import Edges, Keep
 
 
+@dataclass
+class _Draw:
+    """The order of a round, and everyone's place in it, for the workers it was last asked for."""
+
+    workers: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
+    place: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
 @lru_cache(maxsize=256)
-def _shuffle(draw: str, workers: tuple[int, ...]) -> tuple[tuple[int, ...], dict[int, int]]:
-    order = sorted(workers, key=lambda worker: sha256(f"{draw}:{worker}".encode()).digest())
-    return tuple(order), {worker: place for place, worker in enumerate(order)}
+def _draw(name: str) -> _Draw:
+    return _Draw()
 
 
 def _shuffled(seed: int, at: Situation) -> tuple[tuple[int, ...], int]:
     """The workers in the order of the round's draw, and this worker's place; drawn once for all who ask."""
-    order, place = _shuffle(f"{seed}:{at.membership.epoch}:{at.round}", at.membership.workers)
-    return order, place[at.membership.me]
+    workers, name = at.membership.workers, f"{seed}:{at.membership.epoch}:{at.round}"
+    drawn = _draw(name)
+    # many islands ask with one and the same tuple: it is long, and would take longer to hash than all else here
+    if drawn.workers is not workers and drawn.workers != workers:
+        order = sorted(workers, key=lambda worker: sha256(f"{name}:{worker}".encode()).digest())
+        drawn.workers, drawn.order = workers, tuple(order)
+        drawn.place = {worker: place for place, worker in enumerate(order)}
+    return drawn.order, drawn.place[at.membership.me]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ once; what would be sent is counted from the true layouts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -15,9 +14,12 @@ from atoll.parts.fragments import Fragments
 from atoll.parts.mixers import all_mean, cheaper
 from atoll.sync.checks import nested
 from atoll.sync.rule import Strategy, layout_of
-from atoll.sync.state import message
+from atoll.sync.state import SyncState, message
 from atoll.trees import Layout, Spec
 from atoll.wire import Codec, Fold, Keep, Post
+
+Sizes = tuple[Fold, int, int]
+"""A fold, bits of one wire of a message, and bits of its result."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Hollow:
     strategy: Strategy
     names: tuple[str, ...]
     layouts: tuple[Layout, ...]
+    _sizes: dict[tuple[int, int, int], Sizes] = field(default_factory=dict[tuple[int, int, int], Sizes], compare=False)
 
     @staticmethod
     def of(strategy: Strategy, specs: tuple[Spec, ...]) -> "Hollow":
@@ -61,9 +64,27 @@ class Hollow:
             model.hold(name)
         return model
 
-    def sizes(self, post: Post) -> tuple[Fold, int, int]:
+    def sizes(self, post: Post) -> Sizes:
         """The fold that the true sizes would choose; bits of one wire of a message; and bits of its result."""
-        return _sizes(self.strategy, post.key.rule, self.layouts[post.key.fragment], post.fold, len(post.to))
+        place = post.key.rule, post.key.fragment, len(post.to)
+        if place not in self._sizes:
+            self._sizes[place] = self._measured(post)
+        return self._sizes[place]
+
+    def _measured(self, post: Post) -> Sizes:
+        rule, fold = self.strategy.rules[post.key.rule], post.fold
+        layout = message(rule, self.layouts[post.key.fragment])
+        if any(isinstance(mixer, all_mean) and mixer.fold is None for mixer in nested(rule.mixer)):
+            fold = cheaper(rule.codec, layout, len(post.to))
+        result = 0 if isinstance(fold, Keep) else _bits(getattr(fold, "result", rule.codec), layout)
+        return fold, _bits(rule.codec, layout), result
+
+    def carried(self, state: SyncState) -> float:
+        """Bits of what an island fetches to join: anchors, outer states, and what is in flight."""
+        whole = [layout.numel * layout.dtype.itemsize * 8.0 for layout in self.layouts]
+        bits = sum(whole[fragment.index] for fragment in state.fragments if fragment.anchor)
+        bits += sum(whole[track.fragment.index] * len(track.outer) for track in state.tracks)
+        return bits + sum(whole[entry.track.fragment.index] for entry in state.queue)
 
 
 class _Hollow(nn.Module):
@@ -77,16 +98,6 @@ class _Hollow(nn.Module):
                 module.add_module(step, nn.Module())
             module = module.get_submodule(step)
         module.register_parameter(last, nn.Parameter(torch.empty(0)))
-
-
-@lru_cache(maxsize=4096)
-def _sizes(strategy: Strategy, rule: int, layout: Layout, fold: Fold, members: int) -> tuple[Fold, int, int]:
-    part = strategy.rules[rule]
-    layout = message(part, layout)
-    if any(isinstance(mixer, all_mean) and mixer.fold is None for mixer in nested(part.mixer)):
-        fold = cheaper(part.codec, layout, members)
-    wire = _bits(part.codec, layout)
-    return fold, wire, _bits(getattr(fold, "result", part.codec), layout) if not isinstance(fold, Keep) else 0
 
 
 def _bits(codec: Codec, layout: Layout) -> int:

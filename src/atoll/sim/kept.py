@@ -1,4 +1,4 @@
-"""A keeper in virtual time: it looks when something arrives, and when a round's grace is over."""
+"""A keeper in virtual time: it looks at the end of a tick in which something came, and when a round's grace is over."""
 
 import math
 from typing import cast
@@ -6,34 +6,38 @@ from typing import cast
 from atoll.sim.world import World
 from atoll.sync.drive import drive
 from atoll.sync.keeping import Keeping, keep
-from atoll.trees import Tree
-from atoll.wire import Collect, KeeperGroup, Post, Push, Reply
+from atoll.wire import Collect, KeeperGroup, Push, Reply
 
 
 class KeeperRunner:
-    """A keeper beside the first island; its tick is an inner step of the fastest island, `tick_s` seconds."""
+    """A keeper beside the first island; its tick is an inner step of the fastest island, `tick_s` seconds. All that
+    comes within a tick is answered alike, as in a run in turns."""
 
     def __init__(self, world: World, keeping: Keeping, *, tick_s: float) -> None:
         self._world, self._keeping, self._tick_s = world, keeping, tick_s
-        self._arrived: list[Push] = []
+        self._looks: set[int] = set()
         world.handed_in = self._handed_in
 
-    def _handed_in(self, now: float, me: int, post: Post) -> None:
-        self._arrived.append(Push(post.key, me, post.weight, 1.0, Tree(post.source.layout)))
-        self._look(now)
+    def _handed_in(self, now: float) -> None:
+        # a tick that ends now is not over before all that comes now has come
+        self._look_at(math.ceil(now / self._tick_s * (1 - 1e-12)))
 
-    def _look(self, now: float) -> None:
-        self._keeping.tick = math.floor(now / self._tick_s)
+    def _look_at(self, tick: int) -> None:
+        if tick not in self._looks:
+            self._looks.add(tick)
+            self._world.clock.at(max(self._world.clock.now, tick * self._tick_s), lambda now: self._look(tick))
+
+    def _look(self, tick: int) -> None:
+        self._looks.discard(tick)
+        self._keeping.tick = tick - 1
         drive(keep(self._keeping), cast(KeeperGroup, self))
         for track in self._keeping.tracks:
             if track.joined and track.ready is not None:
-                self._world.clock.at((track.ready + track.part.grace) * self._tick_s, self._look)
+                self._look_at(track.ready + track.part.grace)
 
     def collect(self, collect: Collect) -> list[Push]:
         """What has arrived for one fragment."""
-        wanted = [push for push in self._arrived if push.key[:2] == (collect.rule, collect.fragment)]
-        self._arrived = [push for push in self._arrived if push.key[:2] != (collect.rule, collect.fragment)]
-        return wanted
+        return list(self._world.numerics.collect(collect))
 
     def reply(self, reply: Reply) -> None:
         """Send the anchor back."""

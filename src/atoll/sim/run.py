@@ -1,17 +1,25 @@
-"""Simulate a strategy without arithmetic: every island's own flow on one virtual clock."""
+"""Simulate a strategy: every island's own flow on one virtual clock."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from atoll.errors import GroupError, UsageError
+from atoll.faults import Death, Faults
 from atoll.sim.faults import Restarts
 from atoll.sim.hollow import Hollow
 from atoll.sim.kept import KeeperRunner
-from atoll.sim.network import Network
-from atoll.sim.runner import STEADY, Pace, Runner
+from atoll.sim.network import Network, Resource, Traffic
+from atoll.sim.numerics import Numerics, Shapes
+from atoll.sim.outages import Outages, touched
+from atoll.sim.pace import Pace
+from atoll.sim.runner import NONE, STEADY, Course, Runner
+from atoll.sim.script import Script, Scripted, alike
 from atoll.sim.trace import Trace
-from atoll.sim.world import World
+from atoll.sim.trainee import Steps, Trainee
+from atoll.sim.world import HOST, World
 from atoll.sync.keeping import Keeping
 from atoll.sync.rule import Strategy
 from atoll.sync.state import SyncState
@@ -34,13 +42,19 @@ class Job:
 
 
 def simulate(
-    job: Job, network: Network, *, pace: Pace = STEADY, restarts: Restarts | None = None, keeps: bool = False
+    job: Job,
+    network: Network,
+    *,
+    pace: Pace = STEADY,
+    faults: Faults = NONE,
+    restarts: Restarts | None = None,
+    keeps: bool = False,
 ) -> Trace:
-    """Run a strategy's flows on a network, with shapes in place of tensors.
+    """Run a strategy's flows on a network, with shapes in place of tensors (TIMING).
 
-    Args: pace: how long inner steps take. restarts: how whole collectives fail, if they do. keeps: whether the trace
-    keeps moments beside totals.
-    Raises: CompositionError if strategy and model do not fit.
+    Args: pace: how long inner steps take. faults: what goes wrong, and when. restarts: how whole collectives fail, if
+    they do. keeps: whether the trace keeps moments beside totals.
+    Raises: CompositionError if strategy and model do not fit; UsageError if faults and network do not.
 
     Example:
         >>> from atoll.parts.outers import nesterov
@@ -53,17 +67,81 @@ def simulate(
         0.676
     """
     hollow, count = Hollow.of(job.strategy, job.specs), len(network.islands)
-    trace = Trace(count, keeps)
-    world = World(network, hollow.sizes, trace, restarts)
     model, workers = hollow.model(), tuple(range(count))
-    states = [SyncState(model, hollow.strategy, Membership(workers, me)) for me in workers]
-    if job.strategy.kept:
-        fastest = min(island.step_s for island in network.islands)
-        KeeperRunner(world, Keeping(model, hollow.strategy, count), tick_s=fastest)
-    for me, state in enumerate(states):
-        Runner(me, world, state, steps=job.steps, warm=job.warm, pace=pace).start()
+    states = (SyncState(model, hollow.strategy, Membership(workers, me)) for me in workers)
+    if alike(job.strategy, faults):
+        script = Script(next(states), job.steps)
+        trainees: Sequence[Steps] = [Scripted(script, me) for me in workers]
+    else:
+        trainees = [Trainee(state) for state in states]
+    keeping = Keeping(model, hollow.strategy, count) if job.strategy.kept else None
+    course = Course(job.steps, job.warm, pace, faults, restarts)
+    return run(trainees, network, Shapes(hollow, faults), course, keeping, keeps=keeps).trace
+
+
+class Simulation:
+    """Islands under way. Attributes: trace; runners, in order of worker numbers."""
+
+    def __init__(self, world: World, runners: list[Runner], outages: Outages | None) -> None:
+        self.world, self.trace, self.runners, self._outages = world, world.trace, runners, outages
+
+    @property
+    def current(self) -> list[int]:
+        """Islands that run, and that the others have not gone on without."""
+        behind = self._outages.behind if self._outages else set[int]()
+        return [me for me, runner in enumerate(self.runners) if runner.alive and me not in behind]
+
+
+def run(
+    trainees: Sequence[Steps],
+    network: Network,
+    numerics: Numerics,
+    course: Course,
+    keeping: Keeping | None,
+    *,
+    keeps: bool = False,
+    watch: Callable[[float, Simulation], None] = lambda now, simulation: None,
+) -> Simulation:
+    """Drive every island's flow on one virtual clock.
+
+    Args: trainees: of the islands, in order. numerics: what exchanges come to. course: how far, how fast, and what goes
+    wrong. keeping: what a keeper holds, if there is one. watch: is told when an island is at a step that the course
+    stops at. keeps: whether the trace keeps moments beside totals.
+    Raises: UsageError if faults and network do not fit; GroupError if islands wait for something that never comes.
+    """
+    faults = course.faults
+    faults.check(len(network.islands), sorted({island.site for island in network.islands}))
+    if keeping and any(isinstance(event, Death) and event.island == HOST for event in faults.events):
+        raise UsageError(
+            f"island {HOST} was to die, but the keeper stands beside it and nobody else has the anchors; let another "
+            "one die, or take a method without a keeper"
+        )
+    traffic = Traffic(network, limited=touched(faults, network))
+    world = World(traffic, numerics, Trace(len(trainees), keeps), course.restarts)
+    runners = list[Runner]()
+    outages = None
+    for me, trainee in enumerate(trainees):
+        runners.append(Runner(me, world, trainee, course, lambda now: watch(now, simulation)))
+    if faults.events:
+        outages = Outages(world, faults, runners, keeping)
+        outages.begin()
+    simulation = Simulation(world, runners, outages)
+    if keeping:
+        KeeperRunner(world, keeping, tick_s=min(island.step_s for island in network.islands))
+    for runner in runners:
+        runner.start()
     world.run()
-    return trace
+    world.trace.links = {_name(resource): bits / 8 for resource, bits in sorted(traffic.sent.items(), key=str)}
+    if stuck := [runner.number for runner in runners if runner.alive and not runner.done]:
+        raise GroupError(
+            f"islands {stuck} wait for something that never comes, after {world.clock.now:g} simulated seconds"
+        )
+    return simulation
+
+
+def _name(resource: Resource) -> str:
+    kind, first, second = resource
+    return f"{first} > {second}" if kind == "between" else f"{kind} {first}"
 
 
 def spec(parameters: float, name: str = "weight") -> Spec:

@@ -1,119 +1,219 @@
 """One island in virtual time: it trains to its next due step, and waits at its boundary where the flow waits."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
-import numpy as np
-
-from atoll.sim.network import Island
+from atoll.faults import Faults
+from atoll.sim.clock import Act
+from atoll.sim.faults import Restarts
+from atoll.sim.pace import Pace
+from atoll.sim.trainee import Steps, Trainee
 from atoll.sim.world import World
-from atoll.sync.flow import Answer, Flow, before, boundary, drain
+from atoll.sync.flow import Answer, Flow
 from atoll.sync.state import SyncState
-from atoll.wire import Event, Landed, Launched, Lost, Post, Take
+from atoll.wire import KEEPER, Key, Landed, Launched, Lost, Post, Take
+
+STEADY, NONE = Pace(), Faults()
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How long inner steps take: each the island's mean times 1 + jitter z, z standard normal, and a tenth at least.
+class Course:
+    """How far islands run: `steps` inner steps, of which the first `warm` do not count in the trace's utilisation, at
+    a `pace`, under `faults`, with `restarts` of whole collectives; `every` so many steps they stop for whoever
+    watches."""
 
-    Drawn from the seed by island and step, so that it does not depend on what else happens.
-    """
-
-    seed: int = 0
-
-    def seconds(self, island: Island, number: int, first: int, steps: int) -> float:
-        """Of `steps` inner steps after number `first`."""
-        if not island.jitter:
-            return steps * island.step_s
-        draws = np.random.Generator(np.random.Philox(key=[self.seed, number], counter=[0, 0, 0, first]))
-        return island.step_s * float(np.maximum(0.1, 1 + island.jitter * draws.standard_normal(steps)).sum())
+    steps: int
+    warm: int = 0
+    pace: Pace = STEADY
+    faults: Faults = NONE
+    restarts: Restarts | None = None
+    every: int | None = None
 
 
-STEADY = Pace()
+class Stretch(NamedTuple):
+    """Inner steps under way: since when, after which step, and up to which."""
+
+    since: float
+    first: int
+    until: int
 
 
 class Runner:
-    """Island `number` of a world, until it has taken `steps` inner steps and used what was in flight.
+    """Island `number` of a world, until it has taken its inner steps and used what was in flight.
 
-    Args: warm: the step from which its time counts in the trace's utilisation.
+    Args: watch: is told the time after each boundary of a course's `every` steps, and at the end.
+    Attributes: after: what is to be done when the boundary under way is over.
     """
 
-    def __init__(self, number: int, world: World, state: SyncState, *, steps: int, warm: int, pace: Pace) -> None:
-        self.number, self.world, self.state = number, world, state
-        self._steps, self._warm, self._pace = steps, warm, pace
-        self._island = world.traffic.network.islands[number]
+    def __init__(self, number: int, world: World, trainee: Steps, course: Course, watch: Act) -> None:
+        self.number, self.world, self.trainee, self.course = number, world, trainee, course
+        self.alive, self.done = True, False
+        self.after: list[Act] = []
+        self._walk = course.pace.of(world.traffic.network.islands[number], number)
+        self._watch = watch
+        self._stretch: Stretch | None = None
+        self._came = False
         self._flow: Flow | None = None
-        self._then: Callable[[float], None] = self._train
-        self._since = 0.0
+        self._then: Act = self._train
+        self._since, self._life = 0.0, 0
+        self._waits: Key | None = None
+
+    @property
+    def state(self) -> SyncState:
+        """Of an island with a flow of its own."""
+        return cast(Trainee, self.trainee).state
+
+    @property
+    def between(self) -> bool:
+        """Whether no boundary is under way, so that another island can take up where this one stands."""
+        return self.alive and not self.done and self._flow is None
 
     def start(self) -> None:
         """Begin with the first inner steps."""
         self._train(0.0)
 
+    def stop(self) -> None:
+        """Forget what was under way on this island."""
+        if self._waits:
+            self.world.trace.waited(self.number, self._since, self.world.clock.now, self._waits)
+        self.alive, self._flow, self._waits, self._stretch = False, None, None, None
+        self._life += 1
+
+    def enter(self, now: float, other: "Runner") -> None:
+        """Take up where another island stands, and train on."""
+        self.stop()
+        cast(Trainee, self.trainee).join(other.trainee)
+        for entry in self.state.queue:
+            if entry.outcome is None and entry.snapshot:
+                self.world.follow(self.number, entry.key, other.number, entry.snapshot)
+                self.world.trace.happened(now, self.number, Launched(entry.key, entry.launched))
+        self.alive = True
+        self._train(now)
+
+    def _later(self, time: float, act: Act) -> None:
+        """Unless the island has been stopped by then."""
+        life = self._life
+        self.world.clock.at(time, lambda now: act(now) if self._life == life else None)
+
     def _train(self, now: float) -> None:
-        state, trace = self.state, self.world.trace
-        if state.step == self._warm:
+        trainee, trace, course = self.trainee, self.world.trace, self.course
+        step = trainee.step
+        if step == course.warm:
             trace.warm(self.number, now)
-        left = self._steps - state.step
-        if not left:
+        if step == course.steps or self.world.closing:
+            # a keeper's run is over for all when the fastest has come to its end: nobody waits for the others
+            self.world.closing |= trainee.kept
             trace.done(self.number, now)
-            self._go(now, drain(state), lambda end: None)
+            self._go(now, trainee.drain(), self._drained)
             return
-        steps = 1 if state.gradient_tracks() else min(left, state.due - state.step)
-        if state.step < self._warm:
-            steps = min(steps, self._warm - state.step)
-        seconds = self._pace.seconds(self._island, self.number, state.step, steps)
-        trace.trained(self.number, now, seconds)
-        self.world.clock.at(now + seconds, lambda then: self._trained(then, steps))
+        until = step + 1 if trainee.gradients or self._came else min(course.steps, trainee.awaited)
+        if step < course.warm:
+            until = min(until, course.warm)
+        if course.every:
+            until = min(until, step + course.every - step % course.every)
+        self._stretch = Stretch(now, step, until)
+        end = self._end(self._stretch, until)
+        trace.trained(self.number, now, end - now)
+        self._arrive(self._stretch, end)
 
-    def _trained(self, now: float, steps: int) -> None:
-        if self.state.gradient_tracks():
-            self._go(now, before(self.state), lambda then: self._counted(then, steps))
+    def _end(self, stretch: Stretch, step: int) -> float:
+        work = self._walk.until(step) - self._walk.until(stretch.first)
+        faults = self.course.faults
+        return faults.worked(self.number, stretch.since, work) if faults.events else stretch.since + work
+
+    def _arrive(self, stretch: Stretch, end: float) -> None:
+        self._later(end, lambda now: self._trained(now, stretch) if self._stretch is stretch else None)
+
+    def _looks(self, now: float) -> None:
+        """Something has come that nobody waited for: the flow looks at the end of the step under way."""
+        self._came, stretch = True, self._stretch
+        if stretch is None or not self.alive:
+            return
+        low, high = stretch.first + 1, stretch.until
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._end(stretch, middle) >= now else (middle + 1, high)
+        if low < stretch.until:
+            self._stretch = Stretch(stretch.since, stretch.first, low)
+            end = self._end(stretch, low)
+            self.world.trace.shortened(self.number, end)
+            self._arrive(self._stretch, end)
+
+    def _trained(self, now: float, stretch: Stretch) -> None:
+        self._stretch = None
+        if self.trainee.gradients:
+            trainee = cast(Trainee, self.trainee)
+            trainee.backward()
+            self._go(now, trainee.average(), self._updated)
         else:
-            self._counted(now, steps)
+            self.trainee.train(stretch.until - stretch.first, stretch.since, now)
+            self._counted(now)
 
-    def _counted(self, now: float, steps: int) -> None:
-        state, work = self.state, self.state.work
-        state.work = work._replace(steps=work.steps + steps, tokens=work.tokens + steps)
-        if state.step >= state.due:
-            self._go(now, boundary(state), self._train)
+    def _updated(self, now: float) -> None:
+        cast(Trainee, self.trainee).update()
+        self._counted(now)
+
+    def _counted(self, now: float) -> None:
+        if self._came or self.trainee.step >= self.trainee.awaited:
+            self._came = False
+            self._go(now, self.trainee.boundary(), self._over)
         else:
-            self._train(now)
+            self._over(now)
 
-    def _go(self, now: float, flow: Flow, then: Callable[[float], None]) -> None:
+    def _over(self, now: float) -> None:
+        after, self.after = self.after, []
+        for act in after:
+            act(now)
+        if self.course.every and self.trainee.step % self.course.every == 0:
+            self._watch(now)
+        self._train(now)
+
+    def _drained(self, now: float) -> None:
+        self.done = True
+        self._watch(now)
+
+    def _go(self, now: float, flow: Flow, then: Act) -> None:
         self._flow, self._then = flow, then
         self._advance(now, None)
 
     def _advance(self, now: float, answer: Answer) -> None:
-        assert self._flow is not None
+        flow = self._flow
+        assert flow is not None
         while True:
             try:
-                effect = self._flow.send(answer)
+                effect = flow.send(answer)
             except StopIteration as done:
-                self._note(now, done.value)
+                for event in done.value:
+                    if not isinstance(event, Launched):  # noted as it left
+                        self.world.trace.happened(now, self.number, event)
+                self.trainee.told(now, done.value)
+                self._flow = None
                 self._then(now)
                 return
             if isinstance(effect, Post):
+                self.world.trace.happened(now, self.number, Launched(effect.key, self.trainee.step))
                 answer = self.world.post(self.number, effect)
+                if effect.to == (KEEPER,):
+                    self.world.wake(self.number, effect.key, self._looks)
                 continue
             take = cast(Take, effect)
-            answer = self.world.take(self.number, take.ticket)
+            answer = self.world.take(self.number, take)
             if answer is None and not take.poll:
-                self._since = now
-                self.world.wake(self.number, take.ticket, lambda then, take=take: self._woken(then, take))
+                self._since, self._waits = now, take.ticket
+                self.world.wake(self.number, take.ticket, self._waker(self._life, Take(take.ticket)))
                 return
 
-    def _woken(self, now: float, take: Take) -> None:
-        self.world.trace.waited(self.number, self._since, now, take.ticket)
-        self._advance(now, self.world.take(self.number, take.ticket))
+    def _waker(self, life: int, take: Take) -> Act:
+        return lambda now: self._woken(now, life, take)
 
-    def _note(self, now: float, events: Sequence[Event]) -> None:
-        for event in events:
-            match event:
-                case Launched():
-                    self.world.trace.add(now, self.number, "launched", event.key)
-                case Landed():
-                    self.world.trace.add(now, self.number, "landed", event.key)
-                case Lost():
-                    self.world.trace.add(now, self.number, "lost", event.key)
+    def _woken(self, now: float, life: int, take: Take) -> None:
+        if self._life != life:
+            return
+        faults = self.course.faults
+        if faults.events and (thawed := faults.worked(self.number, now, 0.0)) > now:
+            self._later(thawed, lambda then: self._woken(then, life, take))
+            return
+        self._waits = None
+        answer = cast(Landed | Lost, self.world.take(self.number, take))
+        self.world.trace.waited(self.number, self._since, now, take.ticket)
+        self._advance(now, answer)

@@ -1,159 +1,274 @@
-"""The virtual world: a clock that jumps, exchanges that take the time their bytes take, and islands that wait for them.
+"""The virtual world: exchanges that take the time their bytes take, and islands that wait for them.
 
-The flows are the real ones (`atoll.sync.flow`). A meeting's bytes start to move when its last member has posted, as
-over torch.distributed, and are there together; what is answered then is only that it landed.
+The flows are the real ones (`atoll.sync.flow`). A meeting's bytes begin to move when all of its members have come: one
+whose message is a snapshot when it posts, one that reads live tensors when it stands still to take. They are there
+together, as over torch.distributed. Who cannot be reached is left out by those who can reach one another (`Outages`).
 """
 
-import heapq
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from atoll.sim.clock import Act, Clock
 from atoll.sim.faults import Restarts
-from atoll.sim.network import Network, Resource, Traffic
+from atoll.sim.network import Resource, Traffic
+from atoll.sim.numerics import Numerics
 from atoll.sim.trace import Trace
-from atoll.wire import KEEPER, Fold, Keep, Key, Landed, Post, Reply
+from atoll.wire import KEEPER, Edges, Keep, Key, Landed, Lost, Post, Reply, Snapshot, Take
 
 HOST = 0
 """The island whose link a keeper shares."""
-Act = Callable[[float], None]
-Sizes = Callable[[Post], tuple[Fold, int, int]]
-"""What a post stands for: its fold, bits of one wire of the message, and bits of its result."""
+Members = tuple[int, ...]
+
+
+@dataclass
+class Move:
+    """Bytes under way; `number`: of the traffic, while they move."""
+
+    number: int = 0
 
 
 @dataclass
 class Meeting:
-    """An exchange: what each has posted, who waits for it, whether all of it has come, and what a keeper answered."""
+    """An exchange: what each member has posted, who has come, who waits, what moves, and the answers.
 
+    Attributes: missing: members that have not come. moving: numbers of what is under way, by who takes part in it.
+    left: who has not taken its answer. follows: who came in while it was under way, and gets what another one gets.
+    """
+
+    key: Key
+    to: Members
+    missing: int
+    left: set[int]
     posts: dict[int, Post] = field(default_factory=dict[int, Post])
-    waiting: list[Act] = field(default_factory=list[Act])
-    here: bool = False
-    answer: Landed | None = None
-    taken: int = 0
-
-
-class Clock:
-    """Jumps from one thing to the next. What is due at one time happens in the order in which it was asked for."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._due: list[tuple[float, int, Act]] = []
-        self._order = itertools.count()
-
-    def at(self, time: float, act: Act) -> None:
-        """Do `act(time)` then."""
-        heapq.heappush(self._due, (time, next(self._order), act))
-
-    def run(self, traffic: Traffic, ended: Callable[[float, int], None]) -> None:
-        """Go on until nothing is due and nothing moves."""
-        while True:
-            moving = traffic.next()
-            if self._due and (moving is None or self._due[0][0] <= moving[0]):
-                self.now, _, act = heapq.heappop(self._due)
-                act(self.now)
-            elif moving:
-                self.now = moving[0]
-                traffic.end(self.now, moving[1])
-                ended(self.now, moving[1])
-            else:
-                return
+    come: dict[int, Take | None] = field(default_factory=dict[int, "Take | None"])
+    waiting: dict[int, Act] = field(default_factory=dict[int, Act])
+    moving: dict[Members, Move] = field(default_factory=dict[Members, Move])
+    answers: dict[int, Landed | Lost] = field(default_factory=dict[int, "Landed | Lost"])
+    follows: dict[int, tuple[int, Snapshot]] = field(default_factory=dict[int, tuple[int, Snapshot]])
 
 
 class World:
     """All islands' exchanges on one network.
 
-    Args: network; sizes: what a post stands for. trace: is told what happens. restarts: how whole collectives fail and
-    begin again, if they do.
-    Attributes: handed_in: is called with what arrives at a keeper, and by whom.
+    Args: traffic: on the network. numerics: what exchanges come to. trace: is told what happens. restarts: how whole
+    collectives fail and begin again, if they do.
+    Attributes: closing: whether nobody begins another step. handed_in: is called when something has come to a keeper.
+    review: decides about a meeting when a member has come, where islands may be out of reach; left_out: is told when
+    some have gone on without others.
     """
 
-    def __init__(self, network: Network, sizes: Sizes, trace: Trace, restarts: Restarts | None = None) -> None:
-        self.sizes, self.trace = sizes, trace
-        self.clock, self.traffic = Clock(), Traffic(network)
-        self.handed_in: Callable[[float, int, Post], None] = lambda now, me, post: None
+    def __init__(self, traffic: Traffic, numerics: Numerics, trace: Trace, restarts: Restarts | None = None) -> None:
+        self.numerics, self.trace, self.traffic = numerics, trace, traffic
+        self.clock = Clock()
+        self.closing = False
+        self.handed_in: Act = lambda now: None
+        self.review: Callable[[Meeting], None] | None = None
+        self.left_out: Callable[[Meeting, Members, Mapping[int, Landed | Lost]], None] = lambda *_: None
         self._restarts = restarts
-        self._meetings: dict[tuple[Key, tuple[int, ...]], Meeting] = {}
-        self._where: dict[tuple[int, Key], tuple[int, ...]] = {}
+        self._meetings: dict[tuple[Key, Members], Meeting] = {}
+        self._where: dict[tuple[int, Key], Meeting] = {}
         self._ends: dict[int, Act] = {}
-        self._whole: dict[tuple[int, ...], dict[Resource, int]] = {}
+        self._whole: dict[Members, dict[Resource, int]] = {}
 
     def run(self) -> None:
         """Until nothing happens any more."""
         self.clock.run(self.traffic, lambda now, number: self._ends.pop(number)(now))
 
+    @property
+    def meetings(self) -> list[Meeting]:
+        """All that are not over."""
+        return list(self._meetings.values())
+
     def post(self, me: int, post: Post) -> Key:
-        """A contribution leaves now."""
+        """A contribution leaves now, if it is a snapshot; else when its worker stands still."""
         to = (KEEPER, me) if post.to == (KEEPER,) else post.to
-        self._where[me, post.key] = to
-        meeting = self._meetings.setdefault((post.key, to), Meeting())
+        meeting = self._meetings.get((post.key, to))
+        if meeting is None:
+            meeting = self._meetings[post.key, to] = Meeting(post.key, to, len(to), set(post.to))
         meeting.posts[me] = post
+        self._where[me, post.key] = meeting
         if post.to == (KEEPER,):
-            _, wire, _ = self.sizes(post)
-            self.trace.sent[me] += wire / 8
-            self._move(me, HOST, wire, lambda now: self.handed_in(now, me, post))
-        elif len(meeting.posts) == len(to):
-            self._meet(meeting, to)
+            meeting.left = {me}
+            self._push(me, post, meeting)
+        elif isinstance(post.source, Snapshot):
+            self._comes(meeting, me, None)
         return post.key
 
-    def take(self, me: int, ticket: Key) -> Landed | None:
+    def take(self, me: int, take: Take) -> Landed | Lost | None:
         """The answer, if it is here."""
-        place = (ticket, self._where[me, ticket])
-        meeting = self._meetings[place]
-        if not meeting.here:
-            return None
-        meeting.taken += 1
-        del self._where[me, ticket]
-        if meeting.taken == len(meeting.posts):
-            del self._meetings[place]
-        post = meeting.posts[me]
-        return meeting.answer or Landed(ticket, post.edges.hears if post.edges else post.to, 1.0)
+        meeting = self._where[me, take.ticket]
+        if me not in meeting.answers and me not in meeting.come and not take.poll:
+            self._comes(meeting, me, take)
+        answer = meeting.answers.get(me)
+        if answer is not None:
+            self.leave(meeting, me)
+        return answer
 
     def wake(self, me: int, ticket: Key, act: Act) -> None:
         """Call when the answer is here."""
-        self._meetings[ticket, self._where[me, ticket]].waiting.append(act)
+        self._where[me, ticket].waiting[me] = act
+
+    def leave(self, meeting: Meeting, me: int) -> None:
+        """An island has nothing more to do with a meeting."""
+        self._where.pop((me, meeting.key), None)
+        meeting.left.discard(me)
+        if not meeting.left:
+            self._meetings.pop((meeting.key, meeting.to), None)
+
+    def follow(self, me: int, key: Key, other: int, snapshot: Snapshot) -> None:
+        """An island that came in as another one gets what the other one gets from an exchange that is under way."""
+        meeting = self._where[other, key]
+        meeting.left.add(me)
+        self._where[me, key] = meeting
+        if other in meeting.answers:
+            meeting.answers[me] = meeting.answers[other]
+        else:
+            meeting.follows[me] = (other, snapshot)
+
+    def _comes(self, meeting: Meeting, me: int, take: Take | None) -> None:
+        meeting.come[me] = take
+        meeting.missing -= 1
+        if self.review:
+            if meeting.answers:
+                self.trace.add(self.clock.now, me, "late", meeting.key)
+            self.review(meeting)
+        elif not meeting.missing:
+            self.start(meeting, meeting.to)
+
+    def start(self, meeting: Meeting, members: Members) -> None:
+        """Those members are here and go on: headers go round, then the bytes move."""
+        first = meeting.posts[members[0]]
+        if len(members) == 1 or not len(members) > first.quorum * len(meeting.to):
+            self._answer(meeting, members)
+            return
+        move = meeting.moving[members] = Move()
+        fold, wire, result = self.numerics.sizes(first)
+        bits = float(wire) if isinstance(fold, Keep) else (wire + result) / len(members)
+        edges = _edges(meeting, members) if first.edges else []
+        if self._restarts and len(members) > 2 and not edges:
+            bits *= self._restarts.attempts(first.key, len(members))
+        latency = self.traffic.latency(members)
+        uses = self.traffic.uses(edges) if edges else self._all(members)
+
+        def arrived(now: float) -> None:
+            if meeting.moving.get(members) is move:
+                del meeting.moving[members]
+                for member in members:
+                    self.trace.sent[member] += bits / 8 * (1 if edges else len(members) - 1)
+                self._answer(meeting, members)
+
+        def begin(now: float) -> None:
+            if meeting.moving.get(members) is move:
+                move.number = self._begin(uses, bits, latency, arrived)
+
+        self.clock.at(self.clock.now + latency, begin)
+
+    def stop(self, meeting: Meeting, members: Members) -> None:
+        """What is under way between them is given up."""
+        move = meeting.moving.pop(members)
+        if move.number in self._ends:
+            self.traffic.end(self.clock.now, move.number)
+            del self._ends[move.number]
+
+    def _answer(self, meeting: Meeting, members: Members) -> None:
+        """All that these members sent one another has come."""
+        whole, quorum = len(members) == len(meeting.to), meeting.posts[members[0]].quorum
+        posts = meeting.posts if whole else _among(meeting, members)
+        if len(members) > quorum * len(meeting.to):
+            takes = {me: take for me in members if (take := meeting.come[me])}
+            answers = self.numerics.meet(posts, takes)
+        else:
+            why = f"{len(members)} of {len(meeting.to)} can be reached, the quorum is more than {quorum:g} of them"
+            answers = dict.fromkeys(members, Lost(meeting.key, why))
+        if not whole:
+            answers = {me: _as_asked(answer, meeting.to, members) for me, answer in answers.items()}
+            self.left_out(meeting, members, answers)
+        meeting.answers.update(answers)
+        for me, (other, snapshot) in list(meeting.follows.items()):
+            if other in answers:
+                source = meeting.posts[other].source
+                assert isinstance(source, Snapshot)
+                snapshot.tree.flat.copy_(source.tree.flat)
+                meeting.answers[me] = answers[other]
+                del meeting.follows[me]
+        self._wake(meeting)
+
+    def _wake(self, meeting: Meeting) -> None:
+        now = self.clock.now
+        for me in [me for me in meeting.waiting if me in meeting.answers]:
+            meeting.waiting.pop(me)(now)
+
+    def _push(self, me: int, post: Post, meeting: Meeting) -> None:
+        _, wire, _ = self.numerics.sizes(post)
+
+        def arrived(now: float) -> None:
+            self.trace.sent[me] += wire / 8
+            self.numerics.hand_in(me, post)
+            self.handed_in(now)
+
+        self._move(me, HOST, wire, arrived)
 
     def reply(self, reply: Reply) -> None:
         """A keeper's answer leaves now: the anchor, in the width that the push would have."""
+        self.numerics.reply(reply)
         worker, key = reply.push.worker, reply.push.key
-        meeting = self._meetings[key, (KEEPER, worker)]
-        meeting.answer = replace(reply.landed, key=key)
-        _, wire, _ = self.sizes(meeting.posts[worker])
-        self._move(HOST, worker, wire, lambda now: self._arrived(now, meeting))
+        meeting = self._meetings.get((key, (KEEPER, worker)))
+        if meeting is None:
+            self.numerics.answer(worker, key)  # whoever asked is gone
+            return
+        _, wire, _ = self.numerics.sizes(meeting.posts[worker])
+        self._move(HOST, worker, wire, lambda now: self.replied(worker, key))
+
+    def replied(self, worker: int, key: Key) -> None:
+        """What a keeper answered has come."""
+        answer = self.numerics.answer(worker, key)
+        meeting = self._meetings.get((key, (KEEPER, worker)))
+        if meeting:
+            meeting.answers[worker] = answer
+            self._wake(meeting)
+
+    def fetch(self, me: int, other: int, bits: float, act: Act) -> None:
+        """Bits of its state move from one island to another; then `act`."""
+        self._move(other, me, bits, act)
 
     def _move(self, teller: int, hearer: int, bits: float, act: Act) -> None:
         self._begin(self.traffic.uses([(teller, hearer)]), bits, self.traffic.latency((teller, hearer)), act)
 
-    def _meet(self, meeting: Meeting, to: tuple[int, ...]) -> None:
-        """All are here: headers go round, then the bytes move."""
-        if len(to) == 1:
-            self._arrived(self.clock.now, meeting)
-            return
-        first = meeting.posts[to[0]]
-        fold, wire, result = self.sizes(first)
-        bits = float(wire) if isinstance(fold, Keep) else (wire + result) / len(to)
-        edges = [(me, told) for me, post in meeting.posts.items() if post.edges for told in post.edges.tells]
-        for member in to:
-            self.trace.sent[member] += bits / 8 * (1 if edges else len(to) - 1)
-        if self._restarts and len(to) > 2 and not edges:
-            bits *= self._restarts.attempts(first.key, len(to))
-        latency = self.traffic.latency(to)
-        uses = self.traffic.uses(edges) if edges else self._all(to)
-        self.clock.at(
-            self.clock.now + latency,
-            lambda now: self._begin(uses, bits, latency, lambda then: self._arrived(then, meeting)),
-        )
+    def _all(self, members: Members) -> dict[Resource, int]:
+        if members not in self._whole:
+            self._whole[members] = self.traffic.all_to_all(members)
+        return self._whole[members]
 
-    def _all(self, to: tuple[int, ...]) -> dict[Resource, int]:
-        if to not in self._whole:
-            self._whole[to] = self.traffic.all_to_all(to)
-        return self._whole[to]
-
-    def _begin(self, uses: dict[Resource, int], bits: float, latency: float, act: Act) -> None:
+    def _begin(self, uses: Mapping[Resource, int], bits: float, latency: float, act: Act) -> int:
         number = self.traffic.begin(self.clock.now, uses, bits)
         self._ends[number] = lambda end: self.clock.at(end + latency, act)
+        return number
 
-    def _arrived(self, now: float, meeting: Meeting) -> None:
-        meeting.here = True
-        waiting, meeting.waiting = meeting.waiting, []
-        for wake in waiting:
-            wake(now)
+
+def _edges(meeting: Meeting, members: Members) -> list[tuple[int, int]]:
+    return [
+        (me, told) for me in members if (edges := meeting.posts[me].edges) for told in edges.tells if told in members
+    ]
+
+
+def _among(meeting: Meeting, members: Members) -> dict[int, Post]:
+    """What a part of the members post to one another: the quorum stays a part of all."""
+    found = dict[int, Post]()
+    for me in members:
+        post = meeting.posts[me]
+        edges = post.edges
+        if edges:
+            hears, tells = (tuple(each for each in way if each in members) for way in (edges.hears, edges.tells))
+            edges = Edges(hears, tells)
+        quorum = post.quorum * len(meeting.to) / len(members)
+        found[me] = replace(post, to=members, edges=edges, quorum=quorum)
+    return found
+
+
+def _as_asked(answer: Landed | Lost, to: Members, members: Members) -> Landed | Lost:
+    """The answer of a part of the members, of all that were asked."""
+    if isinstance(answer, Lost):
+        return answer
+    missing = set(to) - set(members)
+    share = answer.share * len(members) / len(to)
+    return replace(answer, share=share, dropped=tuple(sorted(missing.union(answer.dropped))))

@@ -100,6 +100,8 @@ class SyncState:
     """Anchors, outer and codec states, round counts, signals, membership, work done, and the queue in flight.
 
     Args: model: the live tensors are its own; strategy; membership: who takes part.
+    Attributes: due: the next step at which there is something to do, be it to look whether something has come; awaited:
+    the same for whoever is told when it has.
     """
 
     model: nn.Module
@@ -110,6 +112,7 @@ class SyncState:
     own_signals: dict[str, float] = field(default_factory=dict[str, float])
     queue: list[InFlight] = field(default_factory=list[InFlight])
     due: int = NEVER
+    awaited: int = NEVER
 
     def __post_init__(self) -> None:
         tensors = trainable(self.model)
@@ -160,7 +163,9 @@ class SyncState:
         for track in self.tracks:
             track.due = track.rule.schedule.next(self.step, track.fragment.turn, self.signals)
         due = [track.due for track in self.tracks if track.rule.carry is not Carry.GRADIENT]
-        self.due = min(due + [max(entry.lands, self.step + 1) for entry in self.queue], default=NEVER)
+        awaited = [entry for entry in self.queue if not isinstance(entry.track.rule.landing, OnArrival)]
+        self.awaited = min(due + [max(entry.lands, self.step + 1) for entry in awaited], default=NEVER)
+        self.due = self.awaited if len(awaited) == len(self.queue) else self.step + 1
 
     def note(self, signals: Mapping[str, float]) -> None:
         """Take up signals that need no agreement: all workers hold them alike, or they are this worker's own."""
@@ -304,6 +309,24 @@ class SyncState:
         self.signals, self.own_signals = (dict(signals) for signals in meta["signals"])
         for track, (round_, updates, launched) in zip(self.tracks, meta["tracks"], strict=True):
             track.round, track.updates, track.launched = round_, updates, Work(*launched)
+        self.plan()
+
+    def take_over(self, other: "SyncState") -> None:
+        """Stand where another worker stands: its anchors, outer state, counts, and what it has in flight.
+
+        Live is the anchor. The share of the data stays this worker's, what a codec remembers begins anew, and what a
+        keeper has yet to answer is the other's.
+        """
+        share = self.work.share
+        self.load(other.meta(), dict(other.tensors()))
+        self.work = self.work._replace(share=share)
+        self.queue = [entry for entry in self.queue if entry.outcome or not entry.track.rule.kept]
+        for track in self.tracks:
+            for tensor in track.codec.values():
+                tensor.zero_()
+        for fragment in self.fragments:
+            if fragment.anchor:
+                fragment.live.adopt(fragment.anchor)
         self.plan()
 
     def _form(self) -> str:

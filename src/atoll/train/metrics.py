@@ -32,7 +32,10 @@ class Recorder:
 
     Args: path: of the file, or None; steps: of the whole run; start: the step resumed from, later records are dropped;
     visible: show it.
+    Attributes: now: simulated seconds, where time is simulated.
     """
+
+    now: float | None = None
 
     def __init__(self, path: Path | None, *, steps: int, start: int, label: str, visible: bool) -> None:
         self._console = Console(stderr=True, quiet=not visible)
@@ -57,9 +60,9 @@ class Recorder:
         self._progress.update(self._bar, completed=step, loss=sum(losses) / len(losses), speed=speed)
         self._write(kind="step", step=step, loss=losses, tokens_per_s=round(speed))
 
-    def events(self, step: int, events: Sequence[Event], seconds: float) -> None:
-        """One worker's events at a boundary that took `seconds`. People see one landing in `LOG_EVERY` steps, every one
-        at which a contribution was refused, and, louder, every round that was lost."""
+    def events(self, step: int, events: Sequence[Event], seconds: float | None) -> None:
+        """One worker's events at a boundary that took `seconds`, if that was measured. People see one landing in
+        `LOG_EVERY` steps, every one at which a contribution was refused, and, louder, every round that was lost."""
         for event in events:
             match event:
                 case Landed():
@@ -81,19 +84,22 @@ class Recorder:
                 case Lost():
                     self._write(kind="lost", step=step, key=event.key, why=event.why)
                     self._console.print(
-                        f"step {step}  round {event.key.round} does not count: {event.why}", style="bold red"
+                        f"{self._at(step)}  round {event.key.round} does not count: {event.why}", style="bold red"
                     )
                 case _:
                     pass
 
-    def _show(self, step: int, landed: Landed, seconds: float) -> None:
+    def _show(self, step: int, landed: Landed, seconds: float | None) -> None:
         only = f"  from workers {landed.peers} only: {'; '.join(landed.refused)}" if landed.refused else ""
         self._console.print(
-            f"step {step}  round {landed.key.round}  fragment {landed.key.fragment}  |mean delta| "
+            f"{self._at(step)}  round {landed.key.round}  fragment {landed.key.fragment}  |mean delta| "
             f"{landed.mean_norm:.3g}  cosine {landed.cosine:.2f}  sent {size(landed.sent)}  "
-            f"boundary {seconds * 1e3:.0f} ms{only}",
+            f"{'' if seconds is None else f'boundary {seconds * 1e3:.0f} ms'}{only}",
             highlight=False,
         )
+
+    def _at(self, step: int) -> str:
+        return f"step {step}" if self.now is None else f"{self.now:.1f} s  step {step}"
 
     def disagreement(self, step: int, distance: Distance) -> None:
         """How far workers are from one another at the end of a round."""
@@ -103,7 +109,7 @@ class Recorder:
         """Held-out loss of the shared model."""
         self._write(kind="evaluation", step=step, val_loss=val_loss, bytes_sent=sent)
         self._console.print(
-            f"step {step}  held-out loss of the shared model {val_loss:.4f} nats per token", highlight=False
+            f"{self._at(step)}  held-out loss of the shared model {val_loss:.4f} nats per token", highlight=False
         )
 
     def say(self, sentence: str) -> None:
@@ -118,6 +124,7 @@ class Recorder:
 
     def _write(self, **record: Any) -> None:
         if self._file:
+            record |= {} if self.now is None else {"simulated_s": self.now}
             self._file.write(json.dumps(finite(record)) + "\n")
 
     def __enter__(self) -> "Recorder":
@@ -157,3 +164,16 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError("unreachable: the last unit always returns")
+
+
+def duration(seconds: float) -> str:
+    """A duration for people.
+
+    Example:
+        >>> duration(90), duration(1e6)
+        ('90 s', '11.6 days')
+    """
+    for limit, length, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 86_400:.3g} days"

@@ -14,32 +14,38 @@ from atoll.train.run import Result
 
 @dataclass(frozen=True)
 class _Band:
-    """Runs that differ in their seed only, point by point: steps, bytes, and mean, lowest and highest loss."""
+    """Runs that differ in their seed only, point by point: steps, bytes, and mean, lowest and highest loss; simulated
+    seconds, mean over the runs, if time was simulated."""
 
     steps: Sequence[int]
     sent: Sequence[int]
     mean: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
+    seconds: Sequence[float]
 
     @staticmethod
     def of(results: Sequence[Result]) -> "_Band":
         """Points where a loss is not finite are left out; curves of different length are cut to the shortest."""
+        times = [result.simulated.times if result.simulated else (0.0,) * len(result.curve) for result in results]
         points = [
-            (steps, sent, [loss for _, _, loss in point])
-            for point in zip(*(result.curve for result in results), strict=False)
+            (steps, sent, [loss for _, _, loss in point], sum(seconds) / len(seconds))
+            for point, seconds in zip(
+                zip(*(result.curve for result in results), strict=False), zip(*times, strict=False), strict=False
+            )
             for steps, sent, _ in point[:1]
             if all(math.isfinite(loss) for _, _, loss in point)
         ]
         return _Band(
-            [steps for steps, _, _ in points],
-            [sent for _, sent, _ in points],
-            [sum(losses) / len(losses) for _, _, losses in points],
-            [min(losses) for _, _, losses in points],
-            [max(losses) for _, _, losses in points],
+            [steps for steps, *_ in points],
+            [sent for _, sent, *_ in points],
+            [sum(losses) / len(losses) for _, _, losses, _ in points],
+            [min(losses) for _, _, losses, _ in points],
+            [max(losses) for _, _, losses, _ in points],
+            [seconds for *_, seconds in points],
         )
 
-    def draw(self, axes: Any, x: Sequence[int], first: int, look: Mapping[str, Any]) -> None:
+    def draw(self, axes: Any, x: Sequence[float], first: int, look: Mapping[str, Any]) -> None:
         """The line with its band over `x`, from point `first` on."""
         axes.plot(x[first:], self.mean[first:], linewidth=1.8, **look)
         axes.fill_between(x[first:], self.low[first:], self.high[first:], color=look["color"], alpha=0.2, linewidth=0)
@@ -48,8 +54,8 @@ class _Band:
 def plot_curves(path: Path, groups: Mapping[str, Sequence[Result]]) -> None:
     """Draw one line for each group of runs that differ in their seed only, with a band from the lowest to the highest.
 
-    The third picture is there if workers were compared: the Jensen-Shannon distance of their predictions at the end of
-    each round, mean over seeds.
+    The first picture goes by simulated seconds where time was simulated, else by inner steps. The third is there if
+    workers were compared: the Jensen-Shannon distance of their predictions at the end of each round, mean over seeds.
 
     Args: path: of the PNG; groups: by label, as the legend shows it.
     """
@@ -57,6 +63,7 @@ def plot_curves(path: Path, groups: Mapping[str, Sequence[Result]]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    simulated = any(result.simulated for results in groups.values() for result in results)
     compared = any(result.disagreement for results in groups.values() for result in results)
     figure = Figure(figsize=(18 if compared else 13, 5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -66,7 +73,7 @@ def plot_curves(path: Path, groups: Mapping[str, Sequence[Result]]) -> None:
     bands = {label: _Band.of(results) for label, results in groups.items()}
     for index, (label, band) in enumerate(bands.items()):
         look = {"color": f"C{index % 10}", "linestyle": ("-", "--", ":")[index // 10 % 3]}
-        band.draw(by_steps, band.steps, 0, {**look, "label": label})
+        band.draw(by_steps, band.seconds if simulated else band.steps, 0, {**look, "label": label})
         first = next((at for at, sent in enumerate(band.sent) if sent), None)
         if first is not None:
             by_bytes.set_xscale("log")
@@ -82,7 +89,7 @@ def plot_curves(path: Path, groups: Mapping[str, Sequence[Result]]) -> None:
     for apart in places[2:]:
         apart.set_xlabel("inner steps of a worker")
         apart.set_ylabel("Jensen-Shannon distance between workers, end of round")
-    by_steps.set_xlabel("inner steps of a worker")
+    by_steps.set_xlabel("simulated seconds" if simulated else "inner steps of a worker")
     by_bytes.set_xlabel("bytes sent per worker")
     by_bytes.xaxis.set_major_formatter(lambda count, _: size(count))
     by_steps.set_ylabel("held-out loss of the shared model, nats per token")

@@ -107,6 +107,19 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """What a run would have taken on a network.
+
+    Args: seconds: until the last island had trained. utilisation: part of the islands' time spent training. times:
+    seconds at each point of the run's curve.
+    """
+
+    seconds: float
+    utilisation: float
+    times: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Result:
     """What a run came to. Losses are nats per token on held-out text; bytes are those handed to links by one worker.
 
@@ -132,6 +145,8 @@ class Result:
     """(inner steps, bytes sent per worker, val_loss of the shared model) along the way"""
     disagreement: tuple[tuple[int, float, float], ...] = ()
     """(inner steps, Jensen-Shannon distance of predictions, relative L2 distance of weights) at each round's end"""
+    simulated: Simulated | None = None
+    """on virtual time"""
 
     @property
     def js(self) -> float | None:
@@ -152,6 +167,8 @@ class Result:
         values["disagreement"] = tuple(
             (step, _number(js), _number(l2)) for step, js, l2 in saved.get("disagreement", ())
         )
+        if virtual := saved.get("simulated"):
+            values["simulated"] = Simulated(**virtual | {"times": tuple(virtual["times"])})
         values["curve"] = tuple((step, sent, _number(loss)) for step, sent, loss in saved["curve"])
         return Result(**values)
 

@@ -132,7 +132,9 @@ class Team:
         if self.keeping:
             return self.keeping.anchors
         self._shared += 1
-        sharings = [Sharing(worker.sync.state, self._shared) for worker in self.active]
+        here = len(self.workers) == self.run.workers
+        among = tuple(worker.number for worker in self.active) if here else self.active[0].sync.state.membership.workers
+        sharings = [Sharing(worker.sync.state, self._shared, among) for worker in self.active]
         take_turns([each.flow() for each in sharings], [self.groups[self._place(each)] for each in self.active])
         return sharings[0].anchors
 

@@ -23,7 +23,7 @@ from atoll.train.inner import autocast
 from atoll.train.metrics import LOG_EVERY, Recorder
 from atoll.train.model import export_model
 from atoll.train.monitor import Monitor
-from atoll.train.run import Result, Run
+from atoll.train.run import Result, Run, Simulated
 from atoll.train.shards import held_out_batches, make_shards
 from atoll.train.team import Team
 from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
@@ -177,7 +177,7 @@ class Trainer:
                     record.events(step, self.team.drain(), 0.0)
                 if step % self.evaluate_every == 0 or step == run.steps:
                     with self._off_the_clock():
-                        self._evaluate(step, record)
+                        self.evaluate(step, record)
                 if joined := self.team.regroup(step):
                     record.say(f"step {step}  {joined} workers from here on")
                 unsaved |= step % self.save_every == 0 or step == run.steps
@@ -189,7 +189,7 @@ class Trainer:
             self.spent = self._training_seconds()
             if self.run.method.strategy.rules and not self.team.rounds:
                 record.say("no round has closed, so the shared model still has its first weights; train longer")
-            return self._finish()
+            return self.finish()
 
     def _step(self, step: int, record: Recorder) -> None:
         """One tick: whoever moves takes an inner step, and what is due at its end is carried out."""
@@ -220,7 +220,8 @@ class Trainer:
         take_turns([gathering.flow() for gathering in gatherings], self.groups)
         return gatherings[0].values
 
-    def _evaluate(self, step: int, record: Recorder) -> None:
+    def evaluate(self, step: int, record: Recorder) -> None:
+        """Held-out loss of the shared model; a point of the curve."""
         anchors = self.team.shared()
         if self.speaks:
             with self.lead.sync.lent(anchors) as model:
@@ -275,7 +276,8 @@ class Trainer:
         if self.run.workers == 1 and self.run.method.strategy.rules:
             record.say("there is one worker: every outer step uses its own delta alone")
 
-    def _finish(self) -> Result:
+    def finish(self, simulated: Simulated | None = None) -> Result:
+        """What the run came to, after its last evaluation; writes it, and the shared model, into the run directory."""
         losses = [
             held_out_loss(worker.model, self.held_out, autocast(worker.precision, self.run.device))
             for worker in self.workers
@@ -300,6 +302,7 @@ class Trainer:
             data=self.fingerprint,
             curve=tuple(self.curve),
             disagreement=tuple(self.disagreement),
+            simulated=simulated,
         )
         if self.out and self.speaks:
             with self.lead.sync.lent(anchors) as model:

@@ -67,16 +67,7 @@ class Worker:
     def join(self, other: "Worker") -> None:
         """Enter a run that goes on: anchors, outer state and counts are another worker's, live is the anchor, and the
         inner optimizer and what a codec remembers begin anew. The share of the data stays this worker's."""
-        state, theirs, share = self.sync.state, other.sync.state, self.sync.state.work.share
-        state.load(theirs.meta(), dict(theirs.tensors()))
-        state.work = state.work._replace(share=share)
-        state.queue = [entry for entry in state.queue if entry.outcome]  # what a keeper still has is the other's
-        for track in state.tracks:
-            for tensor in track.codec.values():
-                tensor.zero_()
-        for fragment in state.fragments:
-            if fragment.anchor:
-                fragment.live.adopt(fragment.anchor)
+        self.sync.state.take_over(other.sync.state)
         self.inner = self.run.method.inner.build(self.model)
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -21,23 +21,31 @@ from atoll.peers.memory import Hub, MemoryGroup
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result, Run
 
+if TYPE_CHECKING:
+    from atoll.cli.simulate import Scene
+
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a comparison: the row it belongs to, and its directory."""
+    """One run of a comparison: the row it belongs to, its directory, and its network, if time is simulated."""
 
     label: str
     run: Run
     out: Path
+    scene: "Scene | None" = None
 
 
-def entries(rows: Sequence[Row], *, seeds: int, out: Path) -> list[Entry]:
-    """Every row with seeds s, s + 1, ..., seed by seed; each run has a directory of its own in `out`."""
+def entries(rows: Sequence[Row], *, seeds: int, out: Path, scenes: "Mapping[str, Scene] | None" = None) -> list[Entry]:
+    """Every row with seeds s, s + 1, ..., seed by seed; each run has a directory of its own in `out`.
+
+    Args: scenes: the network of each row, by label, if time is simulated.
+    """
     return [
         Entry(
             row.label,
             replace(row.run, seed=row.run.seed + each),
             out / _folder(row.label) / f"seed-{row.run.seed + each}",
+            scenes[row.label] if scenes else None,
         )
         for each in range(seeds)
         for row in rows
@@ -61,7 +69,7 @@ def compare(
     """
     results = {index: done for index, entry in enumerate(planned) if (done := _finished(entry, resume=resume))}
     left = [index for index in range(len(planned)) if index not in results]
-    work = [(planned[index].run, planned[index].out, _begun(planned[index]), save_every) for index in left]
+    work = [(planned[index], _begun(planned[index]), save_every) for index in left]
     at_once = min(jobs, len(work))
     if at_once > 1:
         with (
@@ -93,13 +101,17 @@ def side_by_side_at_most(runs: Sequence[Run], asked: int | None) -> int:
     return min(asked or max(1, cores // max(run.threads for run in runs)), len(runs))
 
 
-def _train(run: Run, out: Path, resume: bool, save_every: int | None, quiet: bool = True) -> Result:
-    """One whole run, its workers in turns."""
+def _train(entry: Entry, resume: bool, save_every: int | None, quiet: bool = True) -> Result:
+    """One whole run, its workers in turns, or on virtual time."""
     # Here, because it imports transformers, which the process that only waits for others does without.
+    if entry.scene:
+        from atoll.cli.simulate import simulated
+
+        return simulated(entry.run, entry.scene, out=entry.out, resume=resume, quiet=quiet)[0]
     from atoll.train.trainer import train
 
-    groups = groups_of(run)
-    return train(run, groups, out=out, resume=resume, save_every=save_every, quiet=quiet)
+    groups = groups_of(entry.run)
+    return train(entry.run, groups, out=entry.out, resume=resume, save_every=save_every, quiet=quiet)
 
 
 def groups_of(run: Run) -> list[MemoryGroup]:
@@ -129,7 +141,11 @@ def _finished(entry: Entry, *, resume: bool) -> Result | None:
         result = Result.from_json(saved)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # cut short as it was written: the run's last checkpoint gives it again
-    if asked != repr(entry.run):
+    if entry.scene:
+        from atoll.cli.simulate import keep_scene
+
+        keep_scene(entry.out, entry.scene)
+    if asked != repr(replace(entry.run, probe=0) if entry.scene else entry.run):
         raise CheckpointError(
             f"{entry.out} holds a run with other options than {entry.label} has now; compare with the options it "
             "was started with, or give another --out"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.files import finite
+from atoll.sim.trace import Trace
 from atoll.sync.explain import Exchanges, Explanation
-from atoll.train.metrics import size
+from atoll.train.metrics import duration, size
 from atoll.train.run import Result
 from atoll.wire import Keep, Reduce, Sum
 
@@ -27,9 +28,26 @@ def summary(result: Result, out: Path | None) -> str:
         f"held-out loss {result.val_loss:.4f} nats per token of the shared model, {workers} of the workers' own",
         f"{size(result.bytes_sent_per_worker)} sent per worker; digest {result.digest}",
     ]
+    if result.simulated:
+        lines.append(
+            f"{duration(result.simulated.seconds)} of simulated time, of which the islands trained "
+            f"{result.simulated.utilisation:.1%}"
+        )
     if out:
         lines.append(f"{out / 'model'} loads with transformers; {out / 'curves.png'} shows the curve")
     return "\n".join(lines)
+
+
+def troubles(trace: Trace) -> str:
+    """What went wrong on the islands of a simulated run: a line for each, or none."""
+    found: dict[int, list[str]] = {}
+    for moment in trace.ordered():
+        if moment.kind in ("died", "froze", "woke", "joined") and moment.time <= trace.seconds:
+            found.setdefault(moment.island, []).append(f"{moment.kind} at {moment.time:.1f} s")
+    for island, lost in enumerate(trace.lost):
+        if lost:
+            found.setdefault(island, []).append(f"lost {lost} exchange{'s' * (lost > 1)}")
+    return "\n".join(f"island {island} {', '.join(said)}" for island, said in sorted(found.items()))
 
 
 def in_words(explained: Explanation, bandwidth: str | None) -> str:

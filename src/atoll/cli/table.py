@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from atoll.cli.specs import Row
-from atoll.train.metrics import size
+from atoll.train.metrics import duration, size
 from atoll.train.run import Result
 
 
@@ -22,6 +22,7 @@ class Line:
         loss: mean over seeds; spread: their standard deviation, None for one seed.
         closed: part of the gap between single and data-parallel, if both are there.
         js: Jensen-Shannon distance between workers late in the run, mean over seeds; None where they were not compared.
+        seconds, utilisation: of the run on virtual time, mean over seeds; None where time was not simulated.
     """
 
     label: str
@@ -35,6 +36,8 @@ class Line:
     spread: float | None
     closed: float | None
     js: float | None
+    seconds: float | None
+    utilisation: float | None
 
 
 def lines(rows: Sequence[Row], results: Mapping[str, Sequence[Result]], budget: int) -> list[Line]:
@@ -53,6 +56,7 @@ def _line(
     run, first = row.run, results[0]
     sequences = run.steps * run.accumulate * run.data.batch
     low, high = losses.get("data-parallel"), losses.get("single")
+    virtual = [result.simulated for result in results if result.simulated]
     closed = None
     if low is not None and high is not None and high != low and row.label not in ("single", "data-parallel"):
         closed = (high - losses[row.label]) / (high - low)
@@ -70,6 +74,8 @@ def _line(
         spread=statistics.stdev([result.val_loss for result in results]) if len(results) > 1 else None,
         closed=closed,
         js=statistics.fmean(apart) if (apart := [result.js for result in results if result.js is not None]) else None,
+        seconds=statistics.fmean(each.seconds for each in virtual) if virtual else None,
+        utilisation=statistics.fmean(each.utilisation for each in virtual) if virtual else None,
     )
 
 
@@ -89,13 +95,18 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int, data: s
         "between the workers' predictions at the ends of rounds, last quarter of the run. "
         f"All runs together trained for {wall_s:,.0f} s{shared}; the text has fingerprint {data}."
     )
-    columns = ("method", "communication", "rounds", "time", "compute\nand data", "held-out loss", "gap\nclosed", "JS")
+    columns = ["method", "communication", "rounds", "time", "compute\nand data", "held-out loss", "gap\nclosed", "JS"]
+    simulated = any(line.seconds is not None for line in each)
+    if simulated:
+        columns[-1:] = ["simulated\ntime", "utilisation"]
+        caption += " simulated time: on the given network, waiting included; utilisation: part of it spent training."
     shown = Table(caption=caption, caption_justify="left")
     for column in columns:
         name = column == "method"
         # where the terminal is narrow a name is folded, and no figure is cut
         shown.add_column(column, justify="left" if name else "right", no_wrap=not name, overflow="fold")
     for line in each:
+        distance = "" if line.js is None else f"{line.js:.3f}"
         shown.add_row(
             line.label,
             size(line.nbytes) + _part(line.nbytes_part, line.nbytes),
@@ -104,7 +115,7 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int, data: s
             f"{line.compute:g}x",
             f"{line.loss:.4f}" + ("" if line.spread is None else f" ± {line.spread:.4f}"),
             "" if line.closed is None else f"{line.closed:.0%}",
-            "" if line.js is None else f"{line.js:.3f}",
+            *([duration(line.seconds or 0.0), f"{line.utilisation or 0.0:.0%}"] if simulated else [distance]),
         )
     return shown
 

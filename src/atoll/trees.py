@@ -97,7 +97,8 @@ class Layout:
     @cached_property
     def lengths(self) -> Counter[int]:
         """How many chunks there are of each length: two lengths at most."""
-        return Counter(stop - start for start, stop in self.chunks)
+        whole, rest = divmod(self.offsets[-1], CHUNK)
+        return +Counter({CHUNK: whole * self.parts, rest: self.parts if rest else 0})
 
     def element(self, start: int) -> tuple[int, int]:
         """The first element of the chunk at `start`, and which of its values the chunk holds."""

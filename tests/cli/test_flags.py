@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll import __version__
-from atoll.cli.options import Asking, Comparing, Keeping, Measuring, Options
+from atoll.cli.options import Asking, Comparing, Keeping, Measuring, Options, Planning, Showing, Simulating
 from atoll.cli.values import kind_of, parameters
 from atoll.recipes import methods
 from atoll.train.run import Method
@@ -32,7 +32,11 @@ def flags_of(*parts: Callable[..., Any]) -> list[str]:
 
 def commands() -> dict[str, list[str]]:
     each = {f"train {name}": flags_of(method, Options, Keeping) for name, method in methods.METHODS.items()}
-    each["compare METHOD..."] = flags_of(Options, Comparing)
+    each["compare METHOD..."] = flags_of(Options, Comparing, Simulating)
+    each |= {
+        f"simulate {name}": flags_of(method, Options, Simulating, Showing) for name, method in methods.METHODS.items()
+    }
+    each["plan METHOD..."] = flags_of(Planning)
     each["sensitivity DIR"] = flags_of(Measuring)
     return each | {f"explain {name}": flags_of(method, Asking) for name, method in methods.METHODS.items()}
 
@@ -53,7 +57,16 @@ def record() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train diloco", "train single", "train decoupled", "compare METHOD...", "explain streaming"]
+    "command",
+    [
+        "train diloco",
+        "train single",
+        "train decoupled",
+        "compare METHOD...",
+        "simulate noloco",
+        "plan METHOD...",
+        "explain streaming",
+    ],
 )
 def test_help_shows_every_flag_on_record(command: str, atoll: Call) -> None:
     said = atoll(f"{command.removesuffix(' METHOD...')} --help")

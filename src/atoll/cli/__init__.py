@@ -15,8 +15,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, TextIO
 
 from atoll import __version__
-from atoll.cli.values import bits_per_second, parameters, suggestion
-from atoll.errors import AtollError, UsageError
+from atoll.cli.values import parameters
+from atoll.errors import AtollError, UsageError, suggestion
+from atoll.units import bits_per_second
 
 if TYPE_CHECKING:
     from atoll.cli.options import Options
@@ -29,6 +30,7 @@ USAGE = """usage: atoll COMMAND ...
   atoll compare METHOD...  several methods on the same data, seeds and budget: a table, a picture, a file
   atoll explain METHOD     what a method sends, when it leaves and lands, how long a link takes; its paper, its loop
   atoll plan METHOD...     utilisation, bytes and time on a network, what bandwidth is needed, what to change first
+  atoll simulate METHOD    train it for real on the virtual time of a network with faults: loss against time
   atoll sensitivity DIR    which blocks of a run's model make its workers disagree: which to mix, where links are slow
 
   atoll COMMAND --help     the methods; after METHOD its options
@@ -63,6 +65,7 @@ def _dispatch(args: list[str]) -> int:
         "compare": _compare,
         "explain": _explain,
         "plan": _plan,
+        "simulate": _simulate,
         "sensitivity": _sensitivity,
     }
     match args:
@@ -103,7 +106,7 @@ def _compare(args: list[str]) -> None:
 
     from atoll.cli.compare import as_json, compare, entries, side_by_side_at_most
     from atoll.cli.flags import parsed
-    from atoll.cli.options import Comparing, Options
+    from atoll.cli.options import Comparing, Options, Simulating
     from atoll.cli.show import json_line
     from atoll.cli.specs import rows
     from atoll.cli.table import lines, table
@@ -111,12 +114,18 @@ def _compare(args: list[str]) -> None:
     if _launched():
         raise UsageError("atoll compare starts processes of its own; start it without torchrun")
     description = "Compare methods, each given as METHOD or METHOD:KEY=VALUE,..., such as diloco:period=10."
-    values, specs = parsed("atoll compare", args, description, "METHOD...", run=Options, comparison=Comparing)
-    options: Options = values["run"]
+    parts = {"run": Options, "comparison": Comparing, "simulation": Simulating}
+    values, specs = parsed("atoll compare", args, description, "METHOD...", **parts)
     comparing: Comparing = values["comparison"]
+    options, scenes = values["run"], None
+    if values["simulation"] != Simulating():
+        from atoll.cli.simulate import at_home, scene
+
+        options = at_home(options, values["simulation"])
+        scenes = {row.label: scene(values["simulation"], row.run) for row in rows(specs, options, comparing.period)}
     compared = rows(specs, options, comparing.period)
     out = comparing.directory()
-    planned = entries(compared, seeds=comparing.seeds, out=out)
+    planned = entries(compared, seeds=comparing.seeds, out=out, scenes=scenes)
     jobs = side_by_side_at_most([entry.run for entry in planned], comparing.jobs)
     with _results_on(comparing.json) as stdout, _resumable(out):
         results = compare(planned, out, jobs=jobs, resume=comparing.resume, save_every=comparing.save_every)
@@ -124,7 +133,7 @@ def _compare(args: list[str]) -> None:
         wall_s = sum(result.wall_s for each in results.values() for result in each)
         data = next(iter(results.values()))[0].data
         shows = sys.stderr if comparing.json else stdout
-        console = Console(file=shows, width=None if shows.isatty() else 110)
+        console = Console(file=shows, width=None if shows.isatty() else 120)
         console.print(table(shown, seeds=comparing.seeds, wall_s=wall_s, jobs=jobs, data=data))
         print(f"{out / 'compare.png'} shows the curves, {out / 'compare.json'} has the numbers", file=sys.stderr)
         if comparing.json:
@@ -171,30 +180,41 @@ def _plan(args: list[str]) -> None:
     asked: Planning = values["planning"]
     if bool(names) == bool(asked.paper):
         raise UsageError("atoll plan needs methods, or --paper NAME without any; give some, such as diloco streaming")
-    from rich.console import Console
-
-    from atoll.cli import plan
-    from atoll.cli.show import json_line
+    from atoll.cli.planned import show, show_paper
 
     with _results_on(asked.json) as stdout:
         if asked.paper:
-            rows = list(plan.paper(asked.paper))
-            print("\n".join(json_line(row) for row in rows) if not asked.json else json_line(rows), file=stdout)
-            return
-        found = plan.planned(names, asked)
-        helps = {each.method: plan.changes(each.method, asked.period, plan.setting(asked)) for each in found}
-        shows = sys.stderr if asked.json else stdout
-        console = Console(file=shows, width=None if shows.isatty() else 160)
-        console.print(plan.table(found, asked))
-        for each in found:
-            best = [f"{change.what} ({change.utilisation:.0%})" for change in helps[each.method][:4]]
-            said = f"what helps most: {', '.join(best)}" if best else "nothing that was tried helps"
-            console.print(f"{each.method}: {each.utilisation:.0%} now; {said}", highlight=False)
-        if asked.out:
-            plan.plot(asked.out, names, asked.period, plan.setting(asked))
-            print(f"{asked.out} shows utilisation against bandwidth", file=sys.stderr)
-        if asked.json:
-            print(json_line([plan.as_json(each, asked, helps[each.method]) for each in found]), file=stdout)
+            show_paper(asked.paper, stdout, json=asked.json)
+        else:
+            show(names, asked, stdout)
+
+
+def _simulate(args: list[str]) -> None:
+    from atoll.cli.options import Options, Showing, Simulating
+
+    if _launched():
+        raise UsageError("atoll simulate has all workers in one process; start it without torchrun")
+    method, values = _method("simulate", args, run=Options, scene=Simulating, output=Showing)
+    showing: Showing = values["output"]
+    if showing.out and (showing.out / "config.json").exists():
+        raise UsageError(f"{showing.out} already holds a run, and a simulated one is not resumed; give another --out")
+    with _results_on(showing.json) as stdout:
+        from atoll.cli.show import json_line, summary, troubles
+        from atoll.cli.simulate import at_home, scene, simulated
+        from atoll.files import write_json
+        from atoll.sim.picture import draw
+        from atoll.train.plots import plot_curves
+
+        run = at_home(values["run"], values["scene"]).run(method)
+        result, trace = simulated(run, scene(values["scene"], run), out=showing.out)
+        if showing.out:
+            plot_curves(showing.out / "curves.png", {method.name: [result]})
+            draw(showing.out / "lanes.png", trace)
+            write_json(showing.out / "trace.json", trace.as_json())
+            print(f"{showing.out / 'lanes.png'} shows what the islands did, trace.json has it", file=sys.stderr)
+        if said := troubles(trace):
+            print(said, file=sys.stderr)
+        print(json_line(result.as_json()) if showing.json else summary(result, showing.out), file=stdout)
 
 
 def _sensitivity(args: list[str]) -> None:

@@ -171,6 +171,37 @@ class Comparing:
 
 
 @dataclass(frozen=True)
+class Simulating:
+    """The virtual network of a run.
+
+    Args:
+        network: of each worker's link, such as 100Mbit or 100Mbit,50ms (one way), or a TOML file of islands and links
+        step_time: simulated seconds of an inner step of the fastest worker, where --network is no file
+        jitter: standard deviation of a step's duration, as a part of it, where --network is no file
+        faults: a TOML file of what goes wrong, and when
+    """
+
+    network: str | None = None
+    step_time: Positive | None = None
+    jitter: Annotated[float, AtLeast(0)] = 0.0
+    faults: Path | None = None
+
+
+@dataclass(frozen=True)
+class Showing:
+    """What `atoll simulate` keeps and shows.
+
+    Args:
+        out: run directory for config, network, faults, metrics, pictures, trace and model; nothing is written without
+        one
+        json: end with one line of JSON on stdout; everything else goes to stderr
+    """
+
+    out: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True)
 class Asking:
     """What `atoll explain` is asked.
 
@@ -216,6 +247,20 @@ class Measuring:
             )
 
 
+PLANNED = {
+    "params": (1.0, 1e15),
+    "layers": (1, 1000),
+    "workers": (1, 512),
+    "period": (1, 1_000_000),
+    "step_time": (1e-6, 1e6),
+    "latency": (0.0, 1e6),
+    "seed": (0, 2**63),
+    "tokens": (1.0, 1e18),
+    "tokens_per_step": (1, 10**12),
+}
+"""The least and the most that a plan is made for."""
+
+
 @dataclass(frozen=True)
 class Planning:
     """What `atoll plan` is asked.
@@ -225,8 +270,10 @@ class Planning:
         params: parameters of a model of which only the size is known, such as 1.5e9, instead of a named one
         layers: its blocks
         workers: islands
-        period: inner steps of a round, of methods that have one
-        step_time: seconds of an inner step
+        period: inner steps of a round, of every method that has one and is not given its own, as in diloco:period=500
+        step_time: seconds of an inner step; 1 if left out, and --flops too
+        flops: that an island does per second, instead of --step-time, such as 1e15 for 8 GPUs at 40 % of their
+        312e12; a step is 6 FLOP for each parameter and each of --tokens-per-step
         bandwidth: of each island's link, such as 100Mbit or 12MB; no limit if left out
         latency: milliseconds one way
         jitter: standard deviation of a step's duration, as a part of it
@@ -243,7 +290,8 @@ class Planning:
     layers: Count = 16
     workers: Count = 8
     period: Count = 100
-    step_time: Positive = 1.0
+    step_time: Positive | None = None
+    flops: Positive | None = None
     bandwidth: str | None = None
     latency: Annotated[float, AtLeast(0)] = 0.0
     jitter: Annotated[float, AtLeast(0)] = 0.0
@@ -253,3 +301,34 @@ class Planning:
     paper: Literal["factored-gossip", "streaming", "scaling"] | None = None
     out: Path | None = None
     json: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in PLANNED.items():
+            given = getattr(self, name)
+            if given is not None and not least <= given <= most:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} was {given}, but a plan is made for {least:g} to {most:g}; give a "
+                    "number between"
+                )
+        if self.jitter >= 1:
+            raise UsageError(f"--jitter was {self.jitter}, but it is a part of a step; give less than 1, such as 0.05")
+        if self.step_time is not None and self.flops is not None:
+            raise UsageError(
+                "--step-time and --flops were both given, but each says how long an inner step takes; leave one out"
+            )
+
+    def step_s(self, parameters: int) -> float:
+        """Seconds of an inner step of a model with so many parameters: 6 N tokens / FLOP/s, if they were given.
+
+        Raises: UsageError for one that nobody plans for.
+        """
+        if self.flops is None:
+            return self.step_time or 1.0
+        found = 6.0 * parameters * self.tokens_per_step / self.flops
+        least, most = PLANNED["step_time"]
+        if not least <= found <= most:
+            raise UsageError(
+                f"--flops {self.flops:g} means {found:.3g} s for an inner step, but a plan is made for {least:g} to "
+                f"{most:g} s; give another --flops or --tokens-per-step"
+            )
+        return found

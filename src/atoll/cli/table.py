@@ -104,7 +104,10 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int, data: s
     for column in columns:
         name = column == "method"
         # where the terminal is narrow a name is folded, and no figure is cut
-        shown.add_column(column, justify="left" if name else "right", no_wrap=not name, overflow="fold")
+        least = 16 if name else None
+        shown.add_column(
+            column, justify="left" if name else "right", no_wrap=not name, overflow="fold", min_width=least
+        )
     for line in each:
         distance = "" if line.js is None else f"{line.js:.3f}"
         shown.add_row(

@@ -1,8 +1,9 @@
 """Published figures of how busy links keep workers, as data to compare ours with."""
 
+import math
 from dataclasses import dataclass
 
-from atoll.sim.layers import Method, Model, data_parallel, diloco, streaming
+from atoll.sim.layers import GRID, Method, Model, data_parallel, diloco, streaming
 
 BITS = 13.0
 """On the wire for each parameter: fitted, as the whole number with the least total distance from both tables below, in
@@ -67,6 +68,21 @@ SCALING = (
 )
 """Scaling laws for DiLoCo (Charles et al. 2025, arXiv 2503.09799), the table of required bandwidths; `MIDDLE` is its
 Chinchilla. It disagrees with the other table on `MIDDLE`, by up to two points of the grid."""
+
+
+def points_apart(ours: float | None, printed: float | None) -> int:
+    """How many points of the grid our bandwidth lies above a printed one; None is the first beyond the grid.
+
+    Args: ours: bits per second, of the grid. printed: Gbit/s, near a point of it.
+
+    Example:
+        >>> points_apart(GRID[14], 1.4), points_apart(GRID[14], 2.0)
+        (0, -2)
+    """
+    meant = len(GRID)
+    if printed is not None:
+        meant = min(range(len(GRID)), key=lambda point: abs(math.log(GRID[point] / (printed * 1e9))))
+    return (len(GRID) if ours is None else GRID.index(ours)) - meant
 
 
 @dataclass(frozen=True)

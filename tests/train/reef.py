@@ -52,7 +52,7 @@ def small(text: Path, method: Method, **options: Any) -> Run:
 
 def go(run: Run, **options: Any) -> Result:
     """Train all workers in turns, quietly, with the faults that the run asks for."""
-    hub = Hub(run.workers, Dropping(run.dynamics.drop, run.seed) if run.dynamics.drop else None)
+    hub = Hub(run.workers, Dropping(run.faults.loss, run.faults.seed) if run.faults.loss else None)
     groups = [hub.group(worker) for worker in range(run.workers)]
     return train(run, groups, **{"build": Reef, "quiet": True} | options)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_model
 from torch import Tensor
 
 from atoll.errors import UsageError
+from atoll.faults import Death, Fault, Faults, Freeze, Slowness
 from atoll.peers.faults import Dropping
 from atoll.peers.memory import Hub
 from atoll.recipes import methods
@@ -24,6 +26,7 @@ from atoll.train.run import Result, Run
 from atoll.train.shards import by_domain, held_out_batches, iid, make_shards
 from atoll.train.tokens import bytes_tokenizer
 from atoll.train.trainer import EVALUATED, ROWS, train
+from atoll.train.waits import Waits
 from atoll.trees import digest
 from atoll.wire import Key
 from tests.train.reef import Reef, check_resumes, copies, go, records, small
@@ -205,7 +208,7 @@ def test_a_run_resumes_in_the_middle_of_a_ramp(
 
 def test_a_worker_that_is_not_heard_keeps_its_own_as_in_a_plain_loop(text: Path) -> None:
     dropping = Dropping(0.4, seed=0)
-    run = diloco(text, workers=3, steps=12, dynamics=Dynamics(drop=0.4))
+    run = diloco(text, workers=3, steps=12, faults=Faults(loss=0.4))
     plain, lost = Plain(text, workers=3, steps=12), 0
     for tick in range(1, 13):
         for worker in range(3):
@@ -224,7 +227,7 @@ def test_where_messages_are_lost_anchors_stay_equal_and_the_seed_decides_which(
 ) -> None:
     make = methods.METHODS[name]
     method = make() if name == "data-parallel" else make(3)
-    run = small(text, method, workers=3, dynamics=Dynamics(drop=0.3))
+    run = small(text, method, workers=3, faults=Faults(loss=0.3))
     result = go(run, out=tmp_path / "run")
     checkpoints = Checkpoints(tmp_path / "run")
     first, *others = [checkpoints.read(12, worker)[1] for worker in range(3)]
@@ -233,7 +236,7 @@ def test_where_messages_are_lost_anchors_stay_equal_and_the_seed_decides_which(
     assert shared
     assert all(torch.equal(first[place], other[place]) for other in others for place in shared)
     assert result.digest == go(run).digest
-    assert result.digest != go(replace(run, dynamics=Dynamics())).digest
+    assert result.digest != go(replace(run, faults=Faults())).digest
 
 
 def test_probability_zero_is_a_run_without_faults(text: Path) -> None:
@@ -305,9 +308,9 @@ def test_precision_is_each_workers_own_and_the_anchor_is_one(text: Path, tmp_pat
             {"dynamics": Dynamics(speeds=(1.0, 1.0, 0.5))},
             "--speeds gave 3 speeds, but there are 2 workers; give .* 1,0.5",
         ),
-        ({"dynamics": Dynamics(drop=1.0)}, "--drop was 1.0, but it is a probability"),
-        ({"dynamics": Dynamics(drop=-0.1)}, "--drop was -0.1, but it is a probability"),
-        ({"dynamics": Dynamics(drop=math.nan)}, "--drop was nan, but it is a probability"),
+        ({"faults": Faults(loss=1.0)}, "--drop was 1.0, but it is a probability"),
+        ({"faults": Faults(loss=-0.1)}, "--drop was -0.1, but it is a probability"),
+        ({"faults": Faults(loss=math.nan)}, "--drop was nan, but it is a probability"),
         ({"dynamics": Dynamics(pool=POOLS["halving"], speeds=(1.0, 0.5))}, "--pool and --speeds were both given"),
         ({"precision": "fp16"}, "there is no precision 'fp16'; give one of fp32, bf16"),
         ({"precision": "fp32,fp16"}, "there is no precision 'fp16'"),
@@ -324,12 +327,63 @@ def test_averaged_gradients_know_no_slower_worker(text: Path) -> None:
         go(small(text, methods.data_parallel(), dynamics=Dynamics(speeds=(1.0, 0.5))))
 
 
-@pytest.mark.parametrize("dynamics", [Dynamics(pool=POOLS["halving"]), Dynamics(drop=0.1), Dynamics(speeds=(1.0, 0.5))])
-def test_an_experiment_needs_all_workers_in_one_process(dynamics: Dynamics, text: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dynamics": Dynamics(pool=POOLS["halving"])},
+        {"dynamics": Dynamics(speeds=(1.0, 0.5))},
+        {"faults": Faults(loss=0.1)},
+    ],
+)
+def test_an_experiment_needs_all_workers_in_one_process(options: dict[str, Any], text: Path) -> None:
     with pytest.raises(UsageError, match="experiments with all workers in one process; start them without torchrun"):
-        train(diloco(text, dynamics=dynamics), [Hub(2).group(0)], build=Reef, quiet=True)
+        train(diloco(text, **options), [Hub(2).group(0)], build=Reef, quiet=True)
 
 
 def test_a_keeper_needs_all_workers_in_one_process(text: Path) -> None:
     with pytest.raises(UsageError, match="async-local-sgd has a keeper, which here needs all workers in one process"):
         train(small(text, methods.async_local_sgd(4)), [Hub(2).group(0)], build=Reef, quiet=True)
+
+
+class Clock:
+    """Real time, as the trainer asks for it, without waiting for it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_freezes_and_slow_steps_of_a_faults_file_are_waited_for_on_real_time(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 2 s: the first is frozen for 3 s, the second takes 3 times as long for its first 3 s, that is 4 s."""
+    events = (Freeze(0, 1.0, 3.0), Slowness(0, 5.0, 3.0, factor=3.0), Freeze(1, 0.0, 30.0))
+    clock, run = Clock(), diloco(text, workers=1, steps=6, faults=Faults(events))
+    monkeypatch.setattr("atoll.train.waits.time", clock)
+    waits, ends = Waits(run, here=1), list[float]()
+    for _ in range(3):
+        waits.begin()
+        clock.now += 2.0
+        waits.carry_out(0)
+        ends.append(clock.now - 1000.0)
+    assert ends == pytest.approx([5.0, 9.0, 11.0])
+    monkeypatch.undo()
+    short = replace(run, faults=Faults((Freeze(0, 0.0, 0.01),)))
+    assert go(short).digest == go(replace(run, faults=Faults())).digest
+
+
+@pytest.mark.parametrize(
+    ("event", "workers", "sentence"),
+    [
+        (Death(0, 3.0), 1, "the death of island 0 at 3s, which a run on real time cannot carry out here"),
+        (Freeze(1, 3.0, 2.0), 2, "all workers take turns in one process, so none is slower than another"),
+    ],
+)
+def test_what_real_time_cannot_do_is_for_the_simulator(event: Fault, workers: int, sentence: str, text: Path) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        go(diloco(text, workers=workers, faults=Faults((event,))))

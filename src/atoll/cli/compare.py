@@ -116,7 +116,7 @@ def _train(entry: Entry, resume: bool, save_every: int | None, quiet: bool = Tru
 
 def groups_of(run: Run) -> list[MemoryGroup]:
     """All workers' ways to one another in this process, with the faults that the run asks for."""
-    hub = Hub(run.workers, Dropping(run.dynamics.drop, run.seed) if run.dynamics.drop else None)
+    hub = Hub(run.workers, Dropping(run.faults.loss, run.faults.seed) if run.faults.loss else None)
     return [hub.group(worker) for worker in range(run.workers)]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from atoll.cli.values import AtLeast, Count, Positive
 from atoll.errors import UsageError
+from atoll.faults import Faults
 from atoll.recipes.methods import weigh_by_share
 from atoll.train.dynamics import POOLS, Dynamics
 from atoll.train.inner import AdamW, Inner, Muon
@@ -44,6 +45,7 @@ class Options:
         pool: workers that take part over time; one that joins starts from the anchors of worker 0
         drop: probability that a message is lost; its worker keeps its own parameters
         speeds: of each worker, as parts of the fastest one's, such as 1,1,0.5,0.25; all alike if left out
+        faults: a TOML file of what goes wrong, and when; on real time freezes, slow steps and lost messages only
     """
 
     workers: Count | None = None
@@ -69,6 +71,7 @@ class Options:
     pool: Literal["constant", "doubling", "halving", "ramp-up", "ramp-down"] = "constant"
     drop: Annotated[float, AtLeast(0)] = 0.0
     speeds: str | None = None
+    faults: Path | None = None
 
     def run(self, method: Method) -> Run:
         """The run of `method` with these options.
@@ -78,12 +81,19 @@ class Options:
         method = replace(method, inner=self._inner(method.inner))
         if self.shards == "by-domain":
             method = weigh_by_share(method)
+        workers = self.workers or (Run.workers if method.strategy.rules else 1)
+        # one worker meets nobody: it is the baseline without faults
+        faults = Faults.read(self.faults) if self.faults and workers > 1 else Faults()
+        if self.drop and faults.loss:
+            raise UsageError(f"--drop was given, and {self.faults} has a loss too; leave one of them out")
+        if self.drop:
+            faults = replace(faults, loss=self.drop, seed=self.seed)
         return Run(
             method,
             model=self.model,
             init=self.init,
             data=Data(self.data, self.tokenizer, SHARDINGS[self.shards], self.batch, self.length),
-            workers=self.workers or (Run.workers if method.strategy.rules else 1),
+            workers=workers,
             steps=self.steps,
             accumulate=self.accumulate,
             warmup=min(Run.warmup, self.steps // 10) if self.warmup is None else self.warmup,
@@ -93,7 +103,8 @@ class Options:
             seed=self.seed,
             threads=self.threads,
             probe=self.probe,
-            dynamics=Dynamics(POOLS[self.pool], self.drop, _speeds(self.speeds)),
+            dynamics=Dynamics(POOLS[self.pool], _speeds(self.speeds)),
+            faults=faults,
         )
 
     def _inner(self, own: Inner) -> Inner:
@@ -178,13 +189,11 @@ class Simulating:
         network: of each worker's link, such as 100Mbit or 100Mbit,50ms (one way), or a TOML file of islands and links
         step_time: simulated seconds of an inner step of the fastest worker, where --network is no file
         jitter: standard deviation of a step's duration, as a part of it, where --network is no file
-        faults: a TOML file of what goes wrong, and when
     """
 
     network: str | None = None
     step_time: Positive | None = None
     jitter: Annotated[float, AtLeast(0)] = 0.0
-    faults: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -49,15 +49,9 @@ def scene(asked: Simulating, run: Run) -> Scene:
             "--pool changes who takes part between rounds, but on virtual time a faults file says when; write deaths "
             "and rejoins into --faults"
         )
-    # one worker meets nobody: it is the baseline without a network
-    faults = Faults.read(asked.faults) if asked.faults and run.workers > 1 else Faults()
-    if run.dynamics.drop:
-        if faults.loss:
-            raise UsageError(f"--drop was given, and {asked.faults} has a loss too; leave one of them out")
-        faults = replace(faults, loss=run.dynamics.drop, seed=run.seed)
     network = _network(asked, run)
-    faults.check(len(network.islands), sorted({island.site for island in network.islands}))
-    return Scene(network, faults)
+    run.faults.check(len(network.islands), sorted({island.site for island in network.islands}))
+    return Scene(network, run.faults)
 
 
 def at_home(options: Options, asked: Simulating) -> Options:
@@ -164,7 +158,7 @@ def simulated(
     Returns: the result, with simulated seconds beside its curve, and the trace.
     Raises: as `atoll.train.trainer.train`; GroupError if the islands wait for what never comes.
     """
-    run, loss = replace(run, probe=0), where.faults.loss
+    run, loss = replace(run, probe=0, faults=Faults()), where.faults.loss
     hub = Hub(run.workers, Dropping(loss, where.faults.seed) if loss else None)
     groups = [hub.group(worker) for worker in range(run.workers)]
     trainer = Trainer(run, groups, build=None, out=out, save_every=None)

@@ -77,13 +77,11 @@ class Dynamics:
 
     Args:
         pool: how many take part, changed between rounds. Who joins starts from the anchors and outer state of worker 0.
-        drop: probability that a message is lost; its worker keeps its own parameters.
         speeds: of each worker, as a part of the fastest one's: 1 and 0.5 means that worker 1 takes a step every second
         tick. All alike if empty. There is no checkpoint while a worker has begun an exchange that a slower one has not.
     """
 
     pool: Pool = constant()
-    drop: float = 0.0
     speeds: tuple[float, ...] = ()
 
     def check(self, workers: int) -> None:
@@ -103,8 +101,6 @@ class Dynamics:
                 "--pool and --speeds were both given, but a pool changes between rounds, and the rounds of workers of "
                 "unequal speeds end at different times; leave one of them out"
             )
-        if not 0 <= self.drop < 1:
-            raise UsageError(f"--drop was {self.drop}, but it is a probability, and some must arrive; give 0 to 0.99")
 
     def pace(self, worker: int) -> Fraction:
         """The speed of a worker, exactly as it was written."""

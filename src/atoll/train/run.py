@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from atoll.errors import UsageError
+from atoll.faults import Faults
 from atoll.files import finite
 from atoll.sync.rule import Strategy
 from atoll.train.dynamics import Dynamics
@@ -56,7 +57,7 @@ class Run:
         device: cpu, or cuda. precision: fp32, or bf16 for autocast; one for all workers, or one for each with commas
         between. seed: of weights, data order and dropout. threads: intra-op threads, which change bits.
         probe: tokens of held-out text on which workers' predictions are compared each round; 0 for never.
-        dynamics: what is not ideal about the workers.
+        dynamics: what is not ideal about the workers. faults: what goes wrong, and when.
     """
 
     method: Method
@@ -74,6 +75,7 @@ class Run:
     threads: int = 1
     probe: int = 512
     dynamics: Dynamics = Dynamics()
+    faults: Faults = Faults()
 
     def __post_init__(self) -> None:
         for name in ("workers", "steps", "accumulate", "threads"):
@@ -86,6 +88,10 @@ class Run:
                 "--device cuda was given, but PyTorch sees no CUDA device here; leave it out to train on the CPU"
             )
         self.dynamics.check(self.workers)
+        if not 0 <= self.faults.loss < 1:
+            raise UsageError(
+                f"--drop was {self.faults.loss}, but it is a probability, and some must arrive; give 0 to 0.99"
+            )
         if self.precision.count(",") not in (0, self.workers - 1):
             raise UsageError(
                 f"--precision was {self.precision}, but there are {self.workers} workers; give one for all, or one for "

@@ -27,6 +27,7 @@ from atoll.train.run import Result, Run, Simulated
 from atoll.train.shards import held_out_batches, make_shards
 from atoll.train.team import Team
 from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
+from atoll.train.waits import Waits
 from atoll.train.worker import Worker, make_model, under
 from atoll.wire import PeerGroup
 
@@ -109,6 +110,7 @@ class Trainer:
         self.curve: list[tuple[int, int, float]] = []
         self.disagreement: list[tuple[int, float, float]] = []
         self._since = 0.0
+        self.waits = Waits(run, len(self.workers))
         self._check()
         self.team.start()
 
@@ -132,7 +134,7 @@ class Trainer:
                 "this trainer gives each worker one process, but the group has islands of several lanes; use "
                 "Synchronizer in a loop of your own"
             )
-        if run.dynamics != Dynamics() and len(self.workers) < run.workers:
+        if (run.dynamics != Dynamics() or run.faults.loss) and len(self.workers) < run.workers:
             raise UsageError(
                 "--pool, --drop and --speeds are experiments with all workers in one process; start them without "
                 "torchrun"
@@ -194,10 +196,12 @@ class Trainer:
     def _step(self, step: int, record: Recorder) -> None:
         """One tick: whoever moves takes an inner step, and what is due at its end is carried out."""
         movers = self.team.movers(step)
+        self.waits.begin()
         tokens = [worker.backward() for worker in movers]
         record.events(step, self.team.before(movers), 0.0)
         for worker in movers:
             worker.update(step - 1)
+        self.waits.carry_out(self.lead.number)
         if self.monitor.due(step, self.team.size):
             with self._off_the_clock():
                 distance = self.monitor.measure(self.team.active, self.groups)

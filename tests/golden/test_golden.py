@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.faults import Death, Faults, Rejoin
 from atoll.parts.fragments import by_name
 from atoll.recipes.methods import METHODS
+from atoll.sim.network import Between, Island, Network
+from atoll.sim.run import Job, simulate, spec
 from atoll.sync.rule import Strategy
 from atoll.testing import toys
 from atoll.testing.turns import run_turns
@@ -43,7 +46,17 @@ def trace() -> str:
     return "\n".join(lines) + "\n"
 
 
-RECORDS = {"methods.txt": methods, "trace.txt": trace}
+def simulated() -> str:
+    """Three islands of unequal links and speeds on virtual time; one dies in the second round and comes back."""
+    ports = (Island("a", 4e6, 4e6, 1.0), Island("b", 8e6, 8e6, 1.1), Island("b", 8e6, 8e6, 1.2))
+    network = Network(ports, elsewhere=Between(latency=0.05))
+    job = Job(METHODS["factored-gossip"](period=5).strategy, (spec(2e5),), steps=30)
+    faults = Faults((Death(2, 8.0), Rejoin(2, 13.0)), lease=2.0)
+    found = simulate(job, network, faults=faults, keeps=True)
+    return "\n".join([*found.lines(), *found.totals()]) + "\n"
+
+
+RECORDS = {"methods.txt": methods, "trace.txt": trace, "simulated.txt": simulated}
 
 
 def record() -> None:

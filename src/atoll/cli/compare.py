@@ -141,11 +141,13 @@ def _finished(entry: Entry, *, resume: bool) -> Result | None:
         result = Result.from_json(saved)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # cut short as it was written: the run's last checkpoint gives it again
+    wanted = entry.run
     if entry.scene:
-        from atoll.cli.simulate import keep_scene
+        from atoll.cli.simulate import as_trained, keep_scene
 
         keep_scene(entry.out, entry.scene)
-    if asked != repr(replace(entry.run, probe=0) if entry.scene else entry.run):
+        wanted = as_trained(wanted)
+    if asked != repr(wanted):
         raise CheckpointError(
             f"{entry.out} holds a run with other options than {entry.label} has now; compare with the options it "
             "was started with, or give another --out"

@@ -86,6 +86,11 @@ def _network(asked: Simulating, run: Run) -> Network:
     return Network(islands, elsewhere=Between(latency=seconds("--network", latency) if latency else 0.0))
 
 
+def as_trained(run: Run) -> Run:
+    """The same for a trainer: faults are the simulator's, and workers at different steps are not compared."""
+    return replace(run, probe=0, faults=Faults())
+
+
 class _Trained(Trainee):
     """A worker as the simulator sees it.
 
@@ -158,7 +163,7 @@ def simulated(
     Returns: the result, with simulated seconds beside its curve, and the trace.
     Raises: as `atoll.train.trainer.train`; GroupError if the islands wait for what never comes.
     """
-    run, loss = replace(run, probe=0, faults=Faults()), where.faults.loss
+    run, loss = as_trained(run), where.faults.loss
     hub = Hub(run.workers, Dropping(loss, where.faults.seed) if loss else None)
     groups = [hub.group(worker) for worker in range(run.workers)]
     trainer = Trainer(run, groups, build=None, out=out, save_every=None)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import after_step, boundary, codecs, memory, planned, throughput
+from bench import after_step, boundary, codecs, memory, planned, scale, simulated, throughput
 from bench.measure import Figure
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -12,6 +12,8 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "codecs": codecs.figures,
     "memory": memory.figures,
     "planned": planned.figures,
+    "scale": scale.figures,
+    "simulated": simulated.figures,
     "throughput": throughput.figures,
 }
 

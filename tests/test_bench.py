@@ -5,7 +5,7 @@ import math
 import pytest
 
 from atoll.recipes.methods import METHODS
-from bench import after_step, boundary, codecs, link, memory, planned, throughput
+from bench import after_step, boundary, codecs, link, memory, planned, scale, simulated, throughput
 from bench.measure import Figure, in_turns, ratios
 
 
@@ -38,9 +38,11 @@ def test_a_line_has_median_quartiles_goal_and_verdict() -> None:
             3,
             marks=pytest.mark.skipif(link.missing() is not None, reason="no network can be emulated here"),
         ),
+        (lambda: scale.figures(share=0.008, rounds=2), 2 * len(scale.GOALS)),
+        (lambda: simulated.figures(steps=20, turns=1), 1),
         (lambda: throughput.figures(steps=2, turns=1, threads=(1,)), 1),
     ],
-    ids=["after_step", "boundary", "codecs", "memory", "planned", "throughput"],
+    ids=["after_step", "boundary", "codecs", "memory", "planned", "scale", "simulated", "throughput"],
 )
 def test_a_bench_gives_a_finite_figure_for_every_goal(figures, goals: int) -> None:
     found = list(figures())

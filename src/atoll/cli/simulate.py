@@ -170,31 +170,52 @@ def simulated(
     record = trainer.open(resume=resume, quiet=quiet)
     if out:
         keep_scene(out, where)
-    team, times, said = trainer.team, list[float](), set[Key]()
-    every = math.gcd(LOG_EVERY, trainer.evaluate_every)
-    keeper = groups[0].keeper() if team.keeping else None
-
-    def watch(now: float, simulation: Simulation) -> None:
-        """Evaluate when the last of those who are up to date has come so far."""
-        team.active, record.now = [trainer.workers[number] for number in simulation.current], now
-        step = min(worker.sync.state.step for worker in team.active)
-        if step // every > watched[0]:
-            watched[0] = step // every
-            seconds = time.monotonic() - began
-            record.step(step, [worker.loss.item() for worker in team.active], trainer.tokens / seconds)
-        if step < run.steps and step // trainer.evaluate_every > len(times):
-            times.append(now)
-            trainer.evaluate(step, record)
-
-    watched, began = [0], time.monotonic()
+    keeper = groups[0].keeper() if trainer.team.keeping else None
+    tick_s = min(island.step_s for island in where.network.islands) if keeper else None
     with record:
-        tick_s = min(island.step_s for island in where.network.islands) if keeper else None
+        watch, said = _Watch(trainer, record), set[Key]()
         trainees = [_Trained(worker, trainer, record, said, tick_s) for worker in trainer.workers]
-        course = Course(run.steps, pace=Pace(run.seed), faults=where.faults, every=every)
-        ended = simulate(trainees, where.network, Real(groups, keeper), course, team.keeping, keeps=True, watch=watch)
-        team.active = [trainer.workers[number] for number in ended.current]
-        times.append(ended.trace.seconds)
-        record.now, trainer.spent = ended.trace.seconds, time.monotonic() - began
-        trainer.evaluate(run.steps, record)
+        course = Course(run.steps, pace=Pace(run.seed), faults=where.faults, every=watch.every)
+        ended = simulate(
+            trainees, where.network, Real(groups, keeper), course, trainer.team.keeping, keeps=True, watch=watch
+        )
         trace = ended.trace
-        return trainer.finish(Simulated(trace.seconds, trace.utilisation, tuple(times))), trace
+        trainer.spent = time.monotonic() - watch.began
+        watch.evaluate(trace.seconds, ended, run.steps)
+        return trainer.finish(Simulated(trace.seconds, trace.utilisation, tuple(watch.times))), trace
+
+
+class _Watch:
+    """Evaluates when the last of those who are up to date has come so far, and shows how far they are.
+
+    Attributes: every: inner steps between two looks. times: of the evaluations. began: real time, and what was spent on
+    evaluations is no training time.
+    """
+
+    def __init__(self, trainer: Trainer, record: Recorder) -> None:
+        self.every, self.times, self.began = (
+            math.gcd(LOG_EVERY, trainer.evaluate_every),
+            list[float](),
+            time.monotonic(),
+        )
+        self._trainer, self._record, self._seen = trainer, record, 0
+
+    def __call__(self, now: float, simulation: Simulation) -> None:
+        trainer = self._trainer
+        current = [trainer.workers[number] for number in simulation.current]
+        step = min(worker.sync.state.step for worker in current)
+        if step // self.every > self._seen:
+            self._seen, self._record.now = step // self.every, now
+            speed = trainer.tokens / (time.monotonic() - self.began)
+            self._record.step(step, [worker.loss.item() for worker in current], speed)
+        if step < trainer.run.steps and step // trainer.evaluate_every > len(self.times):
+            self.evaluate(now, simulation, step)
+
+    def evaluate(self, now: float, simulation: Simulation, step: int) -> None:
+        """The shared model of those who are up to date."""
+        since = time.monotonic()
+        self._trainer.team.active = [self._trainer.workers[number] for number in simulation.current]
+        self._record.now = now
+        self.times.append(now)
+        self._trainer.evaluate(step, self._record)
+        self.began += time.monotonic() - since

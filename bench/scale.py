@@ -1,8 +1,8 @@
 """How long does a plan for many islands take? One core, no arithmetic: the flows of every island on one virtual clock.
 
-Islands stand at eight sites with links of 10 Gbit/s between them and 50 ms one way; each has a link of 100 Mbit/s to 1 Gbit/s
-of its own, and steps of 0.9 to 1.5 s with 5 % jitter. A round is 10 steps (a period; of 48 for 24 fragments). The model
-has 1 M parameters in 30 blocks.
+Islands stand at eight sites with links of 10 Gbit/s between them and 50 ms one way; each has a link of 100 Mbit/s to 1
+Gbit/s of its own, and steps of 0.9 to 1.5 s with 5 % jitter. A round is 10 steps (a period; of 48 for 24 fragments).
+The model has 1 M parameters in 30 blocks.
 """
 
 import random

@@ -1,7 +1,7 @@
 """What does it cost to train on virtual time?
 
-Eight workers of one process on a simulated network, beside a bare PyTorch loop that takes as many steps of the same model
-(see `bench.throughput`), eight times over. Loading data, building models and evaluation are in neither.
+Eight workers of one process on a simulated network, beside a bare PyTorch loop that takes as many steps of the same
+model (see `bench.throughput`), eight times over. Loading data, building models and evaluation are in neither.
 """
 
 import tempfile

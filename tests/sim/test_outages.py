@@ -221,3 +221,19 @@ def test_shapes_and_real_numbers_take_the_same_time_under_the_same_faults(name: 
     assert shapes.seconds == pytest.approx(real.trace.seconds, rel=1e-9)
     told = [[(m.time, m.island, m.kind, m.key) for m in trace.ordered()] for trace in (shapes, real.trace)]
     assert [row[1:] for row in told[0]] == [row[1:] for row in told[1]]
+
+
+@pytest.mark.parametrize("name", ["async-local-sgd", "decoupled"])
+def test_who_was_not_heard_by_a_keeper_is_told_and_goes_on(name: str) -> None:
+    strategy = METHODS[name](period=10).strategy
+    specs = (spec(1e5, "embed.weight"), *(spec(1e5, f"layers.{block}.weight") for block in range(4)))
+    faults = Faults(loss=0.3, seed=3)
+    trace = simulate(Job(strategy, specs, 120), islands(4, 1e9), faults=faults, keeps=True)
+    lost = {(moment.island, moment.key) for moment in trace.moments if moment.kind == "lost"}
+    launched = {(moment.island, moment.key) for moment in trace.moments if moment.kind == "launched"}
+    dropping = Dropping(0.3, 3)
+    expected = {(island, key) for island, key in launched if dropping(key, (island,))}
+    assert lost <= expected
+    # what was lost at the very end is not looked for any more
+    assert len(expected - lost) <= 4
+    assert len(launched) > 0.8 * 4 * 12

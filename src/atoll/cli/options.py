@@ -286,7 +286,8 @@ class Planning:
         bandwidth: of each island's link, such as 100Mbit or 12MB; no limit if left out
         latency: milliseconds one way
         jitter: standard deviation of a step's duration, as a part of it
-        seed: of the jitter
+        failing: probability that each link fails in a meeting of more than two, which then begins again, as a ring does
+        seed: of jitter and failures
         tokens: budget of the whole run
         tokens_per_step: that an island trains in an inner step
         paper: print a published table beside ours instead
@@ -304,6 +305,7 @@ class Planning:
     bandwidth: str | None = None
     latency: Annotated[float, AtLeast(0)] = 0.0
     jitter: Annotated[float, AtLeast(0)] = 0.0
+    failing: Annotated[float, AtLeast(0)] = 0.0
     seed: Annotated[int, AtLeast(0)] = 0
     tokens: Positive | None = None
     tokens_per_step: Count = 262_144
@@ -321,6 +323,10 @@ class Planning:
                 )
         if self.jitter >= 1:
             raise UsageError(f"--jitter was {self.jitter}, but it is a part of a step; give less than 1, such as 0.05")
+        if self.failing > 0.5:
+            raise UsageError(
+                f"--failing was {self.failing}, but with so many links failing there is nothing to plan; give 0 to 0.5"
+            )
         if self.step_time is not None and self.flops is not None:
             raise UsageError(
                 "--step-time and --flops were both given, but each says how long an inner step takes; leave one out"

@@ -81,7 +81,8 @@ def setting(asked: Planning) -> Setting:
     """
     specs = specs_of(asked)
     step_s = asked.step_s(sum(each.numel for each in specs))
-    return Setting(specs, asked.workers, step_s, bandwidth(asked), asked.latency / 1e3, asked.jitter, asked.seed)
+    bits, latency = bandwidth(asked), asked.latency / 1e3
+    return Setting(specs, asked.workers, step_s, bits, latency, asked.jitter, asked.seed, asked.failing)
 
 
 def bandwidth(asked: Planning) -> float:

@@ -1,12 +1,35 @@
 """A keeper in virtual time: it looks at the end of a tick in which something came, and when a round's grace is over."""
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import cast
+
+from torch import Tensor
 
 from atoll.sim.world import World
 from atoll.sync.drive import drive
 from atoll.sync.keeping import Keeping, keep
-from atoll.wire import Collect, KeeperGroup, Push, Reply
+from atoll.sync.state import Track
+from atoll.trees import Tree
+from atoll.wire import Collect, KeeperGroup, Landed, Push, Reply
+
+
+class Formless:
+    """Closing a round of a hollow fragment: nothing is in it, and the norm of nothing is 0."""
+
+    def __init__(self, track: Track) -> None:
+        self.anchor = Tree(track.message)
+
+    def norms(self, pushes: Sequence[Push]) -> list[float]:
+        """0 for each."""
+        return [0.0] * len(pushes)
+
+    def step(self, counted: Sequence[Push], landed: Landed) -> None:
+        """Nothing moves."""
+
+    def tensors(self, place: str) -> Iterator[tuple[str, Tensor]]:
+        """None."""
+        return iter(())
 
 
 class KeeperRunner:

@@ -2,13 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from atoll.faults import Faults
 from atoll.sim.hollow import Hollow
 from atoll.sync.state import SyncState
-from atoll.trees import Tree
-from atoll.wire import Collect, Fold, Keep, KeeperGroup, Key, Landed, Lost, PeerGroup, Post, Push, Reply, Take
+from atoll.wire import (
+    Collect,
+    Fold,
+    Keep,
+    KeeperGroup,
+    Key,
+    Landed,
+    Lost,
+    PeerGroup,
+    Post,
+    Push,
+    Reply,
+    Snapshot,
+    Take,
+)
 
 
 class Numerics(Protocol):
@@ -26,8 +39,8 @@ class Numerics(Protocol):
         """The answers of an exchange whose members have all come, by worker. `takes`: of those that read live."""
         ...
 
-    def hand_in(self, me: int, post: Post) -> None:
-        """A contribution has come to the keeper."""
+    def hand_in(self, me: int, post: Post) -> Lost | None:
+        """A contribution has come to the keeper, or was lost on the way."""
         ...
 
     def collect(self, collect: Collect) -> Sequence[Push]:
@@ -50,8 +63,8 @@ class Shapes:
         self.sizes = hollow.sizes
         self.carried = hollow.carried
         self._faults = faults
-        self._pushes: list[Push] = []
-        self._answers: dict[tuple[int, Key], Landed | Lost] = {}
+        self._pushes: dict[tuple[int, int], list[Push]] = {}
+        self._answers: dict[tuple[int, Key], Landed] = {}
 
     def meet(self, posts: Mapping[int, Post], takes: Mapping[int, Take]) -> Mapping[int, Landed | Lost]:
         """All of them, but for messages that get lost."""
@@ -66,19 +79,17 @@ class Shapes:
             return dict.fromkeys(to, landed)
         return {me: _heard(landed, post) for me, post in posts.items()}
 
-    def hand_in(self, me: int, post: Post) -> None:
-        """One more, unless its message is lost: then the worker hears so."""
+    def hand_in(self, me: int, post: Post) -> Lost | None:
+        """One more, unless its message is lost."""
         if self._faults.lost(post.key, (me,)):
-            self._answers[me, post.key] = Lost(post.key, f"worker {me} was not heard")
-        else:
-            self._pushes.append(Push(post.key, me, post.weight, 1.0, Tree(post.source.layout)))
+            return Lost(post.key, f"worker {me} was not heard")
+        push = Push(post.key, me, post.weight, 1.0, cast(Snapshot, post.source).tree)
+        self._pushes.setdefault((post.key.rule, post.key.fragment), []).append(push)
+        return None
 
     def collect(self, collect: Collect) -> Sequence[Push]:
         """What has come for one fragment."""
-        wanted = [push for push in self._pushes if push.key[:2] == (collect.rule, collect.fragment)]
-        if wanted:
-            self._pushes = [push for push in self._pushes if push.key[:2] != (collect.rule, collect.fragment)]
-        return wanted
+        return self._pushes.pop((collect.rule, collect.fragment), [])
 
     def reply(self, reply: Reply) -> None:
         """Keep the answer until its bytes have moved."""
@@ -133,9 +144,12 @@ class Real:
                         answers[me] = answer
         return answers
 
-    def hand_in(self, me: int, post: Post) -> None:
+    def hand_in(self, me: int, post: Post) -> Lost | None:
         """As a worker would."""
         self._groups[me].post(post)
+        answer = self._groups[me].take(Take(post.key, poll=True), wait=False)
+        assert not isinstance(answer, Landed), "a keeper answers when it looks"
+        return answer
 
     def collect(self, collect: Collect) -> Sequence[Push]:
         """As a keeper would."""

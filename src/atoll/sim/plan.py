@@ -8,6 +8,7 @@ from atoll.parts.gossip import only, pairs
 from atoll.parts.landings import After, OnArrival
 from atoll.parts.mixers import all_mean, alone, unrounded, weighted
 from atoll.parts.schedules import every, staggered
+from atoll.sim.faults import Restarts
 from atoll.sim.network import Between, Island, Network
 from atoll.sim.pace import Pace
 from atoll.sim.run import Job, simulate
@@ -18,9 +19,9 @@ from atoll.trees import Spec
 
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Utilisations that a bandwidth is looked for."""
-ALIKE, JITTERED, UNLIKE = (2, 2), (4, 12), (8, 24)
+ALIKE, JITTERED, UNLIKE, FAILING = (2, 2), (4, 12), (8, 24), (2, 200)
 """Rounds that are simulated first, while what is overlapped fills the link, and then counted: where rounds repeat;
-where they do but for jitter; where they do not."""
+where they do but for jitter; where they do not; and where collectives fail, of which a mean is wanted."""
 AWAITED, ENOUGH = (8, 64, 256), 8
 """Rounds to simulate where nobody waits: more, unless they are this many times as long as results take to come."""
 NEAR, FAR = 4, 1e9
@@ -34,7 +35,8 @@ class Setting:
 
     Args: specs: of the model's parameters. workers: islands. step_s: seconds of an inner step. bandwidth: bits per
     second of each island's link, in each direction. latency: seconds one way. jitter: standard deviation of a step's
-    duration, as a part of it. seed: of the jitter.
+    duration, as a part of it. seed: of the jitter. failing: probability that each link of a collective of more than two
+    fails, which then begins again.
     """
 
     specs: tuple[Spec, ...]
@@ -44,6 +46,7 @@ class Setting:
     latency: float = 0.0
     jitter: float = 0.0
     seed: int = 0
+    failing: float = 0.0
 
     def network(self) -> Network:
         """Every island at a site of its own."""
@@ -56,7 +59,8 @@ class Setting:
     def trace(self, strategy: Strategy, period: int, warm: int, rounds: int, *, keeps: bool = False) -> Trace:
         """Simulated rounds, of which the first `warm` do not count in the utilisation."""
         job = Job(strategy, self.specs, period * (warm + rounds), warm=period * warm)
-        return simulate(job, self.network(), pace=Pace(self.seed), keeps=keeps)
+        restarts = Restarts(self.failing, self.seed) if self.failing else None
+        return simulate(job, self.network(), pace=Pace(self.seed), restarts=restarts, keeps=keeps)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ def unawaited(strategy: Strategy) -> bool:
 
 def _rounds(strategy: Strategy, period: int, setting: Setting) -> tuple[int, int]:
     """How many rounds to leave out, and how many to count."""
+    if setting.failing:
+        return FAILING
     if not all(_repeats(rule, period, setting) for rule in strategy.rules):
         return UNLIKE
     return JITTERED if setting.jitter else ALIKE
@@ -126,7 +132,7 @@ def utilisation(strategy: Strategy, period: int, setting: Setting) -> tuple[floa
 def sent(strategy: Strategy, period: int, setting: Setting) -> float:
     """Bytes that a worker sends in one inner step, on average over workers and a round, if no exchange is left out."""
     warm, rounds = ALIKE
-    free = replace(setting, bandwidth=math.inf, latency=0.0, jitter=0.0)
+    free = replace(setting, bandwidth=math.inf, latency=0.0, jitter=0.0, failing=0.0)
     before, after = (sum(free.trace(strategy, period, 0, count).sent) for count in (warm, warm + rounds))
     return (after - before) / (setting.workers * rounds * period)
 

@@ -8,9 +8,10 @@ import torch
 
 from atoll.errors import GroupError, UsageError
 from atoll.faults import Death, Faults
+from atoll.sim.arrivals import Arrivals, Calendar, foreseen
 from atoll.sim.faults import Restarts
 from atoll.sim.hollow import Hollow
-from atoll.sim.kept import KeeperRunner
+from atoll.sim.kept import Formless, KeeperRunner
 from atoll.sim.network import Network, Resource, Traffic
 from atoll.sim.numerics import Numerics, Shapes
 from atoll.sim.outages import Outages, touched
@@ -72,9 +73,12 @@ def simulate(
     if alike(job.strategy, faults):
         script = Script(next(states), job.steps)
         trainees: Sequence[Steps] = [Scripted(script, me) for me in workers]
+    elif foreseen(job.strategy, faults):
+        calendar = Calendar(next(states), job.steps)
+        trainees = [Arrivals(calendar) for _ in workers]
     else:
         trainees = [Trainee(state) for state in states]
-    keeping = Keeping(model, hollow.strategy, count) if job.strategy.kept else None
+    keeping = Keeping(model, hollow.strategy, count, Formless) if job.strategy.kept else None
     course = Course(job.steps, job.warm, pace, faults, restarts)
     return run(trainees, network, Shapes(hollow, faults), course, keeping, keeps=keeps).trace
 

@@ -2,7 +2,7 @@
 
 If all that is asked for lands, what a flow posts and takes at each step is the same on every island, but for whom it
 meets. So one flow is carried out, and every island goes through what it asked for, with its own clock and partners.
-Not for a keeper, whose answers come when they come, nor where messages get lost.
+Not for a keeper, whose answers come when they come (see `atoll.sim.arrivals`), nor where messages get lost.
 """
 
 from collections.abc import Sequence

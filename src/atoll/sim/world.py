@@ -39,12 +39,13 @@ class Meeting:
     to: Members
     missing: int
     left: set[int]
-    posts: dict[int, Post] = field(default_factory=dict[int, Post])
-    come: dict[int, Take | None] = field(default_factory=dict[int, "Take | None"])
-    waiting: dict[int, Act] = field(default_factory=dict[int, Act])
-    moving: dict[Members, Move] = field(default_factory=dict[Members, Move])
-    answers: dict[int, Landed | Lost] = field(default_factory=dict[int, "Landed | Lost"])
-    follows: dict[int, tuple[int, Snapshot]] = field(default_factory=dict[int, tuple[int, Snapshot]])
+    # plain `dict`: there is a meeting for each message to a keeper, and `dict[int, Post]()` takes several times as long
+    posts: dict[int, Post] = field(default_factory=dict)
+    come: dict[int, Take | None] = field(default_factory=dict)
+    waiting: dict[int, Act] = field(default_factory=dict)
+    moving: dict[Members, Move] = field(default_factory=dict)
+    answers: dict[int, Landed | Lost] = field(default_factory=dict)
+    follows: dict[int, tuple[int, Snapshot]] = field(default_factory=dict)
 
 
 class World:
@@ -67,12 +68,13 @@ class World:
         self._restarts = restarts
         self._meetings: dict[tuple[Key, Members], Meeting] = {}
         self._where: dict[tuple[int, Key], Meeting] = {}
-        self._ends: dict[int, Act] = {}
+        self._ends: dict[int, tuple[float, Act]] = {}
         self._whole: dict[Members, dict[Resource, int]] = {}
+        self._ways: dict[Members, tuple[dict[Resource, int], float]] = {}
 
     def run(self) -> None:
         """Until nothing happens any more."""
-        self.clock.run(self.traffic, lambda now, number: self._ends.pop(number)(now))
+        self.clock.run(self.traffic, self._ended)
 
     @property
     def meetings(self) -> list[Meeting]:
@@ -203,8 +205,13 @@ class World:
 
         def arrived(now: float) -> None:
             self.trace.sent[me] += wire / 8
-            self.numerics.hand_in(me, post)
-            self.handed_in(now)
+            if me not in meeting.left:
+                return  # it died meanwhile, and its message with it
+            if lost := self.numerics.hand_in(me, post):
+                meeting.answers[me] = lost
+                self._wake(meeting)
+            else:
+                self.handed_in(now)
 
         self._move(me, HOST, wire, arrived)
 
@@ -232,7 +239,11 @@ class World:
         self._move(other, me, bits, act)
 
     def _move(self, teller: int, hearer: int, bits: float, act: Act) -> None:
-        self._begin(self.traffic.uses([(teller, hearer)]), bits, self.traffic.latency((teller, hearer)), act)
+        way = teller, hearer
+        if way not in self._ways:
+            self._ways[way] = self.traffic.uses([way]), self.traffic.latency(way)
+        uses, latency = self._ways[way]
+        self._begin(uses, bits, latency, act)
 
     def _all(self, members: Members) -> dict[Resource, int]:
         if members not in self._whole:
@@ -241,8 +252,13 @@ class World:
 
     def _begin(self, uses: Mapping[Resource, int], bits: float, latency: float, act: Act) -> int:
         number = self.traffic.begin(self.clock.now, uses, bits)
-        self._ends[number] = lambda end: self.clock.at(end + latency, act)
+        self._ends[number] = latency, act
         return number
+
+    def _ended(self, now: float, number: int) -> None:
+        """All bits have left; the last of them are still on their way."""
+        latency, act = self._ends.pop(number)
+        self.clock.at(now + latency, act)
 
 
 def _edges(meeting: Meeting, members: Members) -> list[tuple[int, int]]:

@@ -10,9 +10,9 @@ keeper's tick is an inner step of the fastest worker.
 """
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +22,72 @@ from atoll.parts.keepers import keeper
 from atoll.sync.carry import Carry
 from atoll.sync.flow import Flow
 from atoll.sync.rule import Strategy
-from atoll.sync.state import Fragment, SyncState
-from atoll.trees import State, Tree, cut
+from atoll.sync.state import SyncState, Track
+from atoll.trees import Tree, cut
 from atoll.wire import Collect, Event, Key, Landed, Membership, Push, Reply, absurd
+
+
+class Arithmetic(Protocol):
+    """What closing a round of one fragment comes to, apart from who counts in it."""
+
+    @property
+    def anchor(self) -> Tree:
+        """What those who joined are answered with."""
+        ...
+
+    def norms(self, pushes: Sequence[Push]) -> Sequence[float]:
+        """L2 norms of the outer gradients that these pushes stand for."""
+        ...
+
+    def step(self, counted: Sequence[Push], landed: Landed) -> None:
+        """Move the anchor by those that count; their norms were asked for before."""
+        ...
+
+    def tensors(self, place: str) -> Iterator[tuple[str, Tensor]]:
+        """What has to be saved of this `place` (a rule and a fragment), by name and by reference."""
+        ...
+
+
+class Anchored:
+    """The anchor of a fragment under one rule, and the keeper's outer state. An outer gradient is formed in the memory
+    of its push."""
+
+    def __init__(self, track: Track) -> None:
+        self.anchor = cast(Tree, track.fragment.anchor)
+        self._carry, self._part, self._layout = track.rule.carry, cast(keeper, track.rule.mixer), track.fragment.layout
+        self._outer = self._part.outer.init(self._layout)
+
+    def norms(self, pushes: Sequence[Push]) -> list[float]:
+        """|D_m|, of anchor - live where live was sent."""
+        if self._carry is Carry.LIVE:
+            for push in pushes:
+                torch.sub(self.anchor.flat, push.values.flat, out=push.values.flat)
+        return [torch.linalg.vector_norm(push.values.flat).item() for push in pushes]
+
+    def step(self, counted: Sequence[Push], landed: Landed) -> None:
+        """Average, and the outer step, chunk by chunk."""
+        weights = [push.weight for push in counted]
+        gradient = self._part.average([push.values.flat for push in counted], weights, self._layout)
+        for start, stop in self._layout.chunks:
+            anchor = self.anchor.flat[start:stop]
+            state = cut(self._outer, start, stop)
+            anchor.sub_(self._part.outer.update(gradient[start:stop], state, anchor, landed))
+
+    def tensors(self, place: str) -> Iterator[tuple[str, Tensor]]:
+        """Anchor and outer state."""
+        yield f"anchor.{place}", self.anchor.flat
+        for part, tensor in self._outer.items():
+            yield f"outer.{place}.{part}", tensor
 
 
 @dataclass
 class Kept:
-    """One fragment under one rule: the anchor, the keeper's outer state, and the open round."""
+    """One fragment under one rule: the open round, and how many have counted. Numbers are for `arithmetic`."""
 
     rule_index: int
-    carry: Carry
+    fragment_index: int
     part: keeper
-    fragment: Fragment
-    anchor: Tree
-    outer: State
+    arithmetic: Arithmetic
     updates: int = 0
     joined: list[Push] = field(default_factory=list[Push])
     ready: int | None = None
@@ -47,22 +98,21 @@ class Keeping:
     """Everything a keeper holds. Saving and restoring it, with the workers handing in again, resumes bit for bit.
 
     Args: model: with the values all workers start from; it is not trained. strategy: one that is kept. workers: how
-    many there are.
+    many there are. arithmetic: of each fragment under each rule.
     """
 
-    def __init__(self, model: nn.Module, strategy: Strategy, workers: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Strategy,
+        workers: int,
+        arithmetic: Callable[[Track], Arithmetic] = Anchored,
+    ) -> None:
         self.workers = workers
         self.tick = 0
         state = SyncState(model, strategy, Membership(tuple(range(workers)), 0))
         self.tracks = [
-            Kept(
-                track.rule_index,
-                track.rule.carry,
-                cast(keeper, track.rule.mixer),
-                track.fragment,
-                cast(Tree, track.fragment.anchor),
-                cast(keeper, track.rule.mixer).outer.init(track.fragment.layout),
-            )
+            Kept(track.rule_index, track.fragment.index, cast(keeper, track.rule.mixer), arithmetic(track))
             for track in state.tracks
         ]
         self.anchors = state.anchors()
@@ -70,10 +120,7 @@ class Keeping:
     def tensors(self) -> Generator[tuple[str, Tensor]]:
         """Every tensor by a stable name, by reference."""
         for track in self.tracks:
-            name = f"{track.rule_index}.{track.fragment.index}"
-            yield f"anchor.{name}", track.anchor.flat
-            for part, tensor in track.outer.items():
-                yield f"outer.{name}.{part}", tensor
+            yield from track.arithmetic.tensors(f"{track.rule_index}.{track.fragment_index}")
 
     def meta(self) -> dict[str, Any]:
         """What is not a tensor, JSON-able."""
@@ -104,7 +151,7 @@ def keep(keeping: Keeping) -> Flow:
     events: list[Event] = []
     for track in keeping.tracks:
         closed: list[Reply] = []
-        for push in cast(list[Push], (yield Collect(track.rule_index, track.fragment.index))):
+        for push in cast(list[Push], (yield Collect(track.rule_index, track.fragment_index))):
             track.joined.append(push)
             if track.ready is None and len(track.joined) >= min(track.part.quorum, keeping.workers):
                 track.ready = keeping.tick
@@ -121,40 +168,34 @@ def _close(track: Kept, events: list[Event]) -> list[Reply]:
     joined = sorted(track.joined, key=lambda push: push.worker)
     track.joined, track.ready = [], None
     fits = [push for push in joined if math.isfinite(push.norm)]
-    deltas = {push.worker: _delta(track, push) for push in fits}
-    norms = {worker: torch.linalg.vector_norm(delta).item() for worker, delta in deltas.items()}
-    limit = absurd(list(norms.values()))
-    counted = [push for push in fits if norms[push.worker] <= limit and push.weight > 0]
-    refused = [f"worker {push.worker} handed in values that are not finite" for push in joined if push not in fits]
-    refused += [
-        f"worker {push.worker} handed in a norm of {norms[push.worker]:.3g} with the weight {push.weight:g}, which "
-        "cannot count"
-        for push in fits
-        if push not in counted
+    norms = track.arithmetic.norms(fits)
+    limit = absurd(norms)
+    counted: list[Push] = []
+    counting: list[float] = []
+    refused = [
+        f"worker {push.worker} handed in values that are not finite" for push in joined if not math.isfinite(push.norm)
     ]
+    for push, norm in zip(fits, norms, strict=True):
+        if norm <= limit and push.weight > 0:
+            counted.append(push)
+            counting.append(norm)
+        else:
+            refused.append(
+                f"worker {push.worker} handed in a norm of {norm:.3g} with the weight {push.weight:g}, which cannot "
+                "count"
+            )
     if counted:
         track.updates += 1
     landed = Landed(
-        Key(track.rule_index, track.fragment.index, track.updates - 1),
+        Key(track.rule_index, track.fragment_index, track.updates - 1),
         tuple(push.worker for push in counted),
         len(counted) / len(joined),
-        norms=tuple(norms[push.worker] for push in counted),
+        norms=tuple(counting),
         weights=tuple(push.weight for push in counted),
         refused=tuple(refused),
         update=track.updates,
     )
     if counted:
-        gradient = track.part.average(
-            [deltas[push.worker] for push in counted], [push.weight for push in counted], track.fragment.layout
-        )
-        for start, stop in track.fragment.layout.chunks:
-            anchor = track.anchor.flat[start:stop]
-            anchor.sub_(track.part.outer.update(gradient[start:stop], cut(track.outer, start, stop), anchor, landed))
+        track.arithmetic.step(counted, landed)
     events.append(landed)
-    return [Reply(push, landed, track.anchor) for push in joined]
-
-
-def _delta(track: Kept, push: Push) -> Tensor:
-    """The outer gradient that a push stands for, in its own memory."""
-    values = push.values.flat
-    return values if track.carry is Carry.DELTA else torch.sub(track.anchor.flat, values, out=values)
+    return [Reply(push, landed, track.arithmetic.anchor) for push in joined]

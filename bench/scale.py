@@ -23,7 +23,7 @@ GOALS: Mapping[str, tuple[int, int, Mapping[str, int], float]] = {
     "noloco": (1000, 10, {}, 20.0),
     "streaming": (1000, 10, {"fragments": 8, "delay": 1}, 120.0),
     "decoupled": (1000, 48, {"fragments": 24}, 120.0),
-    "local-m1-m2": (10_000, 10, {}, 120.0),
+    "noloco": (10_000, 10, {}, 120.0),
 }
 """By method: islands, period, other arguments, and seconds that it may take."""
 

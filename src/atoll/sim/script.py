@@ -15,7 +15,7 @@ from atoll.parts.mixers import Situation, Work
 from atoll.sync.carry import Carry
 from atoll.sync.flow import Answer, Flow, boundary, drain
 from atoll.sync.rule import Strategy
-from atoll.sync.state import SyncState, Track
+from atoll.sync.state import SyncState
 from atoll.wire import Event, Landed, Membership, Post, Take
 
 
@@ -44,8 +44,9 @@ class Script:
     def __init__(self, state: SyncState, steps: int) -> None:
         self.workers = state.membership.workers
         self.boundaries: list[Boundary] = []
-        self.tracks: dict[tuple[int, int], Track] = {
-            (track.rule_index, track.fragment.index): track for track in state.tracks
+        self.sent = {
+            (track.rule_index, track.fragment.index): (track.rule.mixer, track.rule.codec, track.message)
+            for track in state.tracks
         }
         while state.due <= steps:
             at = state.due
@@ -108,9 +109,8 @@ class Scripted:
         if post.to is self._script.workers and post.edges is None:
             return post
         key = post.key
-        track = self._script.tracks[key.rule, key.fragment]
-        at = Situation(self._membership, key.round, _WORK, _NO_SIGNALS, track.rule.codec, track.message)
-        exchange = track.rule.mixer.exchange(at)
+        mixer, codec, message = self._script.sent[key.rule, key.fragment]
+        exchange = mixer.exchange(Situation(self._membership, key.round, _WORK, _NO_SIGNALS, codec, message))
         return replace(post, to=exchange.to, edges=exchange.edges)
 
 

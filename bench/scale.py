@@ -8,7 +8,8 @@ The model has 1 M parameters in 30 blocks.
 import random
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from atoll.recipes.methods import METHODS
 from atoll.sim.network import Between, Island, Network
@@ -17,33 +18,44 @@ from atoll.sim.run import Job, simulate, spec
 from bench.measure import Figure
 
 ROUNDS = 100
-GOALS: Mapping[str, tuple[int, int, Mapping[str, int], float]] = {
-    "diloco": (1000, 10, {}, 20.0),
-    "factored-gossip": (1000, 10, {}, 20.0),
-    "noloco": (1000, 10, {}, 20.0),
-    "streaming": (1000, 10, {"fragments": 8, "delay": 1}, 120.0),
-    "decoupled": (1000, 48, {"fragments": 24}, 120.0),
-    "noloco": (10_000, 10, {}, 120.0),
-}
-"""By method: islands, period, other arguments, and seconds that it may take."""
 
 
-def figures(share: float = 1.0, rounds: int = ROUNDS, names: tuple[str, ...] = tuple(GOALS)) -> Iterator[Figure]:
-    """Seconds of one core for each method, and the most memory until then.
+@dataclass(frozen=True)
+class Case:
+    """Islands, a method with its period and other arguments, and seconds that it may take."""
+
+    islands: int
+    name: str
+    period: int
+    goal: float
+    arguments: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+CASES = (
+    Case(1000, "diloco", 10, 20.0),
+    Case(1000, "factored-gossip", 10, 20.0),
+    Case(1000, "noloco", 10, 20.0),
+    Case(1000, "streaming", 10, 120.0, {"fragments": 8, "delay": 1}),
+    Case(1000, "decoupled", 48, 120.0, {"fragments": 24}),
+    Case(10_000, "noloco", 10, 120.0),
+)
+
+
+def figures(share: float = 1.0, rounds: int = ROUNDS, cases: Sequence[Case] = CASES) -> Iterator[Figure]:
+    """Seconds of one core for each case, and the most memory until then.
 
     Args: share: of the islands.
     """
     specs = (spec(4e4, "embed.weight"), *(spec(3.2e4, f"layers.{block}.weight") for block in range(30)))
-    for name in names:
-        islands, period, arguments, goal = GOALS[name]
-        count = round(islands * share)
-        strategy = METHODS[name](period=period, **arguments).strategy
-        job = Job(strategy, specs, steps=rounds * period)
+    for case in cases:
+        count = round(case.islands * share)
+        strategy = METHODS[case.name](period=case.period, **case.arguments).strategy
+        job = Job(strategy, specs, steps=rounds * case.period)
         began = time.process_time()
         simulate(job, network(count), pace=Pace(1))
         seconds = time.process_time() - began
-        what = f"{name}, {count} islands, {rounds} rounds"
-        yield Figure(what, [seconds], "s of one core", most=goal)
+        what = f"{case.name}, {count} islands, {rounds} rounds"
+        yield Figure(what, [seconds], "s of one core", most=case.goal)
         # ru_maxrss is in KiB
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
         yield Figure(what, [peak], "GiB, the most so far", most=2.0)

@@ -38,7 +38,7 @@ def test_a_line_has_median_quartiles_goal_and_verdict() -> None:
             3,
             marks=pytest.mark.skipif(link.missing() is not None, reason="no network can be emulated here"),
         ),
-        (lambda: scale.figures(share=0.008, rounds=2), 2 * len(scale.GOALS)),
+        (lambda: scale.figures(share=0.008, rounds=2), 2 * len(scale.CASES)),
         (lambda: simulated.figures(steps=20, turns=1), 1),
         (lambda: throughput.figures(steps=2, turns=1, threads=(1,)), 1),
     ],

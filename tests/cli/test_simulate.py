@@ -101,7 +101,7 @@ def test_a_comparison_on_a_network_shows_time_and_goes_on_where_it_stopped(
         ("--network 100 --step-time 1", "--network was '100', which has no unit; write 100Mbit"),
         ("--network 100Mbit", "--network was given without --step-time"),
         ("--network 0Mbit --step-time 1", "--network was 0"),
-        ("--network 100Mbit,50 --step-time 1", "--network was '50', which has no unit"),
+        ("--network 100Mbit,50 --step-time 1", "--network had the latency '50', which has no unit; write 100Mbit,50ms"),
         ("--network 100Mbit --step-time 0", "--step-time was 0, which makes no sense"),
         ("--network 100Mbit --step-time -1", "--step-time was -1, which makes no sense"),
         ("--network nowhere.toml", "nowhere.toml cannot be read"),

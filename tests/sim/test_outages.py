@@ -237,3 +237,34 @@ def test_who_was_not_heard_by_a_keeper_is_told_and_goes_on(name: str) -> None:
     # what was lost at the very end is not looked for any more
     assert len(expected - lost) <= 4
     assert len(launched) > 0.8 * 4 * 12
+
+
+def test_who_was_left_out_while_it_was_frozen_fetches_as_soon_as_it_is_known() -> None:
+    """Island 3 freezes at 8 s and is gone at 13 s; the others are done without it at 18.3 s; it comes at 19 s."""
+    trace = timed(Freeze(3, 8.0, 9.0), steps=100)
+    assert len(times(trace, "joined")) == 1
+    assert times(trace, "joined")[0] < 60.0
+    assert trace.ended == pytest.approx([trace.seconds] * 4)
+
+
+@pytest.mark.parametrize("away", [2.0, 3.1, 3.5, 5.0, 8.0, 13.0])
+def test_after_one_freeze_or_partition_of_any_length_anchors_agree(away: float) -> None:
+    for fault in (Freeze(1, 10.0, away), Partition(("site 2",), 10.0, away)):
+        toys, simulation = trained(strategy_of("diloco"), Faults((fault,), lease=3.0), workers=3)
+        assert simulation.current == [0, 1, 2]
+        assert len({toy.state.digest() for toy in toys}) == 1
+
+
+def test_what_happens_after_the_end_of_a_run_changes_nothing_about_it() -> None:
+    plain, late = timed(), timed(Death(1, 1000.0), Freeze(2, 500.0, 5.0))
+    assert late.seconds == plain.seconds
+    assert late.utilisation == plain.utilisation
+    assert list(late.lines()) == list(plain.lines())
+
+
+def test_a_run_ends_when_what_was_in_flight_has_been_used() -> None:
+    """GlobalM1: each mean over 4 takes 6 s behind 10 s of steps, and the last one is waited for."""
+    trace = timed(strategy=METHODS["global-m1"](period=10).strategy)
+    assert trace.ended == pytest.approx([50.0] * 4)
+    assert trace.seconds == pytest.approx(56.0)
+    assert trace.utilisation == 1.0

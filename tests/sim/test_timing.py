@@ -149,17 +149,22 @@ def test_a_simulated_run_sends_what_explain_says(name: str) -> None:
     assert sum(trace.sent) / workers == pytest.approx(want, rel=0.01)
 
 
-def test_a_keeper_is_heard_and_answers_over_the_link() -> None:
-    """4 MB to the keeper's island and back, 8 Mbit/s: 4 s each way, and nobody waits."""
-    strategy = METHODS["decoupled"](period=10, fragments=1, grace=0).strategy
+def test_a_keeper_is_heard_and_answers_over_the_link_of_the_island_it_stands_beside() -> None:
+    """2 MB to the keeper's island and back, 8 Mbit/s: 2 s each way; beside it, none; and nobody waits."""
+    strategy = METHODS["decoupled"](period=20, fragments=1, grace=0).strategy
     specs = (spec(5e5, "embed.weight"), spec(5e5, "layers.0.weight"))
-    trace = simulate(Job(strategy, specs, steps=60), islands(1, MB), keeps=True)
+    trace = simulate(Job(strategy, specs, steps=120), islands(2, MB), keeps=True)
     assert trace.utilisation == 1.0
     launched = [moment for moment in trace.moments if moment.kind == "launched"]
-    landed = {moment.key: moment.time for moment in trace.moments if moment.kind == "landed"}
-    assert len(launched) >= 8
-    for moment in launched[:-2]:
-        assert landed[moment.key] - moment.time == pytest.approx(4.0, abs=1.01)
+    landed = {(moment.island, moment.key): moment.time for moment in trace.moments if moment.kind == "landed"}
+    assert len(launched) >= 16
+    for moment in launched[:-4]:
+        # looks are at the ends of steps of 1 s, the keeper's and the island's
+        took = landed[moment.island, moment.key] - moment.time
+        assert took == pytest.approx(4.0 if moment.island else 0.0, abs=2.01)
+        assert (took > 3.0) == (moment.island == 1)
+    assert trace.sent[0] == 0.0
+    assert trace.sent[1] == pytest.approx(2e6 * len([each for each in launched if each.island]), rel=0.1)
 
 
 def run_twice(seed: int) -> list[Trace]:

@@ -63,7 +63,8 @@ def test_an_exchange_behind_three_steps_overlaps_them_and_blocks_the_rest() -> N
     trace = rounds(BEHIND, 10)
     assert trace.overlapped == pytest.approx([9 * 3.0] * 4, rel=1e-6)
     assert trace.blocked == pytest.approx([9 * 3.0 + 6.0] * 4, rel=1e-3)
-    assert trace.seconds == pytest.approx(100 + 9 * 3.0, rel=1e-3)
+    assert trace.ended == pytest.approx([100 + 9 * 3.0] * 4, rel=1e-3)
+    assert trace.seconds == pytest.approx(100 + 9 * 3.0 + 6.0, rel=1e-3)
     assert trace.age == pytest.approx(9 * 3 / 10)
 
 
@@ -221,7 +222,8 @@ def test_json_holds_totals_and_moments_and_comes_back_whole() -> None:
     found = json.loads(json.dumps(trace.as_json(), allow_nan=False))
     assert found == trace.as_json()
     assert found["links"] == {"up 0": 18e6}
-    assert found["seconds"] == pytest.approx(36.0, rel=1e-3)
+    # the last step is done at 36 s, and its exchange takes 6 s more
+    assert found["seconds"] == pytest.approx(42.0, rel=1e-3)
     assert found["utilisation"] == pytest.approx(30 / 36, rel=1e-3)
     assert found["age"] == pytest.approx((3 + 3 + 0) / 3)
     first = found["islands"][0]

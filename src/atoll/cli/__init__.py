@@ -206,13 +206,14 @@ def _simulate(args: list[str]) -> None:
         from atoll.train.plots import plot_curves
 
         run = at_home(values["run"], values["scene"]).run(method)
-        result, trace = simulated(run, scene(values["scene"], run), out=showing.out)
+        where = scene(values["scene"], run)
+        result, trace = simulated(run, where, out=showing.out)
         if showing.out:
             plot_curves(showing.out / "curves.png", {method.name: [result]})
             draw(showing.out / "lanes.png", trace)
             write_json(showing.out / "trace.json", trace.as_json())
             print(f"{showing.out / 'lanes.png'} shows what the islands did, trace.json has it", file=sys.stderr)
-        if said := troubles(trace):
+        if said := troubles(trace, where.faults.changes()):
             print(said, file=sys.stderr)
         print(json_line(result.as_json()) if showing.json else summary(result, showing.out), file=stdout)
 

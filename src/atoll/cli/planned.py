@@ -111,7 +111,8 @@ def in_words(each: Planned, helps: Sequence[Change], asked: Planning, where: Set
     budget = Budget.of(each, asked)
     said = "what helps, in time alone (loss may suffer):" if helps else "nothing that was tried helps"
     lines = [f"{each.method}: {_part(each.utilisation)} now{_rounds(each, where)}; {said}"]
-    return "\n".join([*lines, *(f"  {_helps(change, each, budget)}" for change in helps)])
+    told = [(change.what, _helps(change, each, budget)) for change in helps]
+    return "\n".join([*lines, *(f"  {what}: {helps}" for what, helps in told if helps)])
 
 
 def _helps(change: Change, now: Planned, budget: Budget | None) -> str:
@@ -121,7 +122,7 @@ def _helps(change: Change, now: Planned, budget: Budget | None) -> str:
     saved = budget.steps * (now.step_s - change.step_s) if budget else 0.0
     if saved > 0:
         told.append(f"saves {duration(saved)}")
-    return f"{change.what}: {', '.join(told)}"
+    return ", ".join(told)
 
 
 def _rounds(each: Planned, where: Setting) -> str:

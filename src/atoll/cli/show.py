@@ -38,8 +38,11 @@ def summary(result: Result, out: Path | None) -> str:
     return "\n".join(lines)
 
 
-def troubles(trace: Trace) -> str:
-    """What went wrong on the islands of a simulated run: a line for each, or none."""
+def troubles(trace: Trace, changes: Sequence[float]) -> str:
+    """What went wrong on the islands of a simulated run: a line for each, or none.
+
+    Args: changes: when faults begin and end.
+    """
     found: dict[int, list[str]] = {}
     for moment in trace.ordered():
         if moment.kind in ("died", "froze", "woke", "joined") and moment.time <= trace.seconds:
@@ -47,7 +50,11 @@ def troubles(trace: Trace) -> str:
     for island, lost in enumerate(trace.lost):
         if lost:
             found.setdefault(island, []).append(f"lost {lost} exchange{'s' * (lost > 1)}")
-    return "\n".join(f"island {island} {', '.join(said)}" for island, said in sorted(found.items()))
+    lines = [f"island {island} {', '.join(said)}" for island, said in sorted(found.items())]
+    if after := sum(time > trace.seconds for time in changes):
+        of = f"{after} of {len(changes)} changes in the faults file"
+        lines.append(f"{of} come after the end of the run, at {trace.seconds:.1f} s")
+    return "\n".join(lines)
 
 
 def in_words(explained: Explanation, bandwidth: str | None) -> str:

@@ -28,7 +28,7 @@ from atoll.train.team import trouble
 from atoll.train.trainer import Trainer
 from atoll.train.worker import Worker
 from atoll.units import bits_per_second, seconds
-from atoll.wire import Event, Key, Landed
+from atoll.wire import Event, Key, Landed, Lost
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ def _network(asked: Simulating, run: Run) -> Network:
     if path.suffix == ".toml" or path.exists():
         if asked.step_time is not None:
             raise UsageError(f"--step-time was given, but the islands of {path} have their own; leave it out")
+        if asked.jitter:
+            raise UsageError(f"--jitter was given, but the islands of {path} have their own; leave it out")
         network = read_network(path)
         if len(network.islands) < run.workers:
             raise UsageError(
@@ -78,6 +80,8 @@ def _network(asked: Simulating, run: Run) -> Network:
     if asked.step_time is None:
         raise UsageError("--network was given without --step-time; give the seconds of an inner step, such as 0.1")
     bandwidth, _, latency = asked.network.partition(",")
+    if latency.isdigit():
+        raise UsageError(f"--network had the latency {latency!r}, which has no unit; write {bandwidth},{latency}ms")
     bits = bits_per_second("--network", bandwidth)
     islands = tuple(
         Island(f"site {worker}", bits, bits, asked.step_time / float(run.dynamics.pace(worker)), asked.jitter)
@@ -134,7 +138,11 @@ class _Trained(Trainee):
         self._trainer.team.sent[number] += sum(event.sent for event in events if isinstance(event, Landed))
         shown = list(events) if number == 0 else []
         self._said.update(event.key for event in shown)
-        self._record.events(self.state.step, [*shown, *trouble({number: events}, self._said)], None)
+        missed = [
+            replace(event, why=f"worker {number}: {event.why}") if isinstance(event, Lost) else event
+            for event in trouble({number: events}, self._said)
+        ]
+        self._record.events(self.state.step, [*shown, *missed], None)
 
 
 def keep_scene(out: Path, where: Scene) -> None:

@@ -87,19 +87,23 @@ def table(each: Sequence[Line], *, seeds: int, wall_s: float, jobs: int, data: s
     """
     shared = f", {jobs} runs side by side on one machine" if jobs > 1 else ""
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed, so no spread"
+    simulated = any(line.seconds is not None for line in each)
+    last = (
+        "simulated time: on the given network, waiting included; utilisation: part of it spent training. "
+        if simulated
+        else "JS: Jensen-Shannon distance between the workers' predictions at the ends of rounds, last quarter of the "
+        "run. "
+    )
     caption = (
         "communication: sent by each worker, and its part of data-parallel's; rounds: syncs of a fragment. time: "
         "sequences that a worker trains one after another; compute and data: those of all workers; both as multiples "
         "of one worker's (time on a link is not in it: see atoll explain). loss: nats per token of held-out text, of "
-        f"the shared model, {spread}. gap closed: of the way from single to data-parallel. JS: Jensen-Shannon distance "
-        "between the workers' predictions at the ends of rounds, last quarter of the run. "
+        f"the shared model, {spread}. gap closed: of the way from single to data-parallel, if both are there. {last}"
         f"All runs together trained for {wall_s:,.0f} s{shared}; the text has fingerprint {data}."
     )
     columns = ["method", "communication", "rounds", "time", "compute\nand data", "held-out loss", "gap\nclosed", "JS"]
-    simulated = any(line.seconds is not None for line in each)
     if simulated:
         columns[-1:] = ["simulated\ntime", "utilisation"]
-        caption += " simulated time: on the given network, waiting included; utilisation: part of it spent training."
     shown = Table(caption=caption, caption_justify="left")
     for column in columns:
         name = column == "method"

@@ -53,6 +53,8 @@ class Outages:
             self._world.clock.at(time + self._faults.lease, self._lease)
 
     def _change(self, now: float) -> None:
+        if all(runner.done or not runner.alive for runner in self._runners):
+            return  # the run is over
         faults = self._faults
         for island in range(len(self._runners)):
             dead, frozen = faults.dead(island, now), faults.frozen(island, now)
@@ -79,6 +81,8 @@ class Outages:
 
     def _dies(self, now: float, island: int) -> None:
         self._dead.add(island)
+        if self._runners[island].done:
+            return
         self._away.setdefault(island, now)
         self._runners[island].stop()
         self._coming.pop(island, None)
@@ -174,6 +178,8 @@ class Outages:
         counted = any(isinstance(answer, Landed) for answer in answers.values())
         out = [me for me in meeting.to if me not in members and not self._never(meeting, me)]
         self.behind |= {me for me in out if me in self.gone or counted}
+        # not in the middle of what is being answered: who is there again fetches at once
+        self._world.clock.at(self._world.clock.now, self._recover)
 
     def _recover(self, now: float) -> None:
         """Whoever is behind and can reach someone who is not begins to fetch; the others go on without it."""

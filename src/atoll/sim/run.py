@@ -41,6 +41,13 @@ class Job:
     steps: int
     warm: int = 0
 
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 <= self.warm < self.steps:
+            raise UsageError(
+                f"a run of {self.steps} inner steps, of which {self.warm} do not count, has nothing to tell; give "
+                "steps >= 1 and 0 <= warm < steps"
+            )
+
 
 def simulate(
     job: Job,

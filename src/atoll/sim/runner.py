@@ -170,6 +170,7 @@ class Runner:
 
     def _drained(self, now: float) -> None:
         self.done = True
+        self.world.trace.finished(self.number, now)
         self._watch(now)
 
     def _go(self, now: float, flow: Flow, then: Act) -> None:

@@ -70,6 +70,7 @@ class Trace:
         self.compute, self.blocked, self.overlapped, self.sent, self.ended = ([0.0] * self.islands for _ in range(5))
         self.landed, self.lost, self.late, self._ages = ([0] * self.islands for _ in range(4))
         self.links: dict[str, float] = {}
+        self._finished = [0.0] * self.islands
         self._warm = [(0.0, 0.0)] * self.islands
         self._flying: list[set[Key]] = [set() for _ in range(self.islands)]
         self._span = [(0.0, 0.0)] * self.islands  # from when to when it trains, as was noted last
@@ -154,6 +155,10 @@ class Trace:
         """An island has trained all its steps."""
         self.ended[island] = now
 
+    def finished(self, island: int, now: float) -> None:
+        """An island has used what was still in flight then."""
+        self._finished[island] = now
+
     def _ahead(self, island: int, now: float) -> float:
         """Seconds of training that are counted already and come after now."""
         stop = self._span[island][1]
@@ -187,8 +192,8 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """How long training took, until the last island was done."""
-        return max(self.ended)
+        """How long the run took, until the last island had used what was still in flight after its last step."""
+        return max(*self.ended, *self._finished)
 
     @property
     def utilisation(self) -> float:

@@ -16,7 +16,7 @@ from atoll.sim.trace import Trace
 from atoll.wire import KEEPER, Edges, Keep, Key, Landed, Lost, Post, Reply, Snapshot, Take
 
 HOST = 0
-"""The island whose link a keeper shares."""
+"""The island that a keeper stands beside: they share its link, and need none between them."""
 Members = tuple[int, ...]
 
 
@@ -87,6 +87,8 @@ class World:
         meeting = self._meetings.get((post.key, to))
         if meeting is None:
             meeting = self._meetings[post.key, to] = Meeting(post.key, to, len(to), set(post.to))
+        if me in meeting.posts:
+            self._again(meeting, me)
         meeting.posts[me] = post
         self._where[me, post.key] = meeting
         if post.to == (KEEPER,):
@@ -95,6 +97,14 @@ class World:
         elif isinstance(post.source, Snapshot):
             self._comes(meeting, me, None)
         return post.key
+
+    def _again(self, meeting: Meeting, me: int) -> None:
+        """An island that took another one's place comes once more: what it was told before holds no longer."""
+        if me in meeting.come:
+            del meeting.come[me]
+            meeting.missing += 1
+        meeting.answers.pop(me, None)
+        meeting.left.add(me)
 
     def take(self, me: int, take: Take) -> Landed | Lost | None:
         """The answer, if it is here."""
@@ -204,7 +214,7 @@ class World:
         _, wire, _ = self.numerics.sizes(post)
 
         def arrived(now: float) -> None:
-            self.trace.sent[me] += wire / 8
+            self.trace.sent[me] += wire / 8 * (me != HOST)
             if me not in meeting.left:
                 return  # it died meanwhile, and its message with it
             if lost := self.numerics.hand_in(me, post):
@@ -239,6 +249,9 @@ class World:
         self._move(other, me, bits, act)
 
     def _move(self, teller: int, hearer: int, bits: float, act: Act) -> None:
+        if teller == hearer:
+            self.clock.at(self.clock.now, act)
+            return
         way = teller, hearer
         if way not in self._ways:
             self._ways[way] = self.traffic.uses([way]), self.traffic.latency(way)

@@ -1,5 +1,6 @@
 """The training loop: step, sync, evaluate, save. The groups it is given decide where the other workers are."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -284,6 +285,8 @@ class Trainer:
         """What the run came to, after its last evaluation; writes it, and the shared model, into the run directory."""
         losses = [
             held_out_loss(worker.model, self.held_out, autocast(worker.precision, self.run.device))
+            if worker in self.team.active or not simulated
+            else math.nan  # on virtual time who died is gone
             for worker in self.workers
         ]
         final = self.curve[-1][2] if self.speaks else 0.0

@@ -13,6 +13,7 @@ from atoll.sim.network import Between, Island, Network
 from atoll.sim.pace import Pace
 from atoll.sim.run import Job, simulate
 from atoll.sim.trace import Trace
+from atoll.sim.world import HOST
 from atoll.sync.checks import nested
 from atoll.sync.rule import Rule, Strategy
 from atoll.trees import Spec
@@ -165,12 +166,14 @@ def exchanged(strategy: Strategy, period: int, setting: Setting) -> Exchanged:
 
 def _exchanged(strategy: Strategy, period: int, setting: Setting, rounds: int) -> Exchanged:
     """The same from so many rounds, without the first quarter: every fragment's first exchange finds the link as no
-    later one does."""
+    later one does. The island beside the keeper, which needs no link, is left out."""
+    far = range(HOST + 1 if setting.workers > 1 else HOST, setting.workers)
     trace = replace(setting, jitter=0.0).trace(strategy, period, 0, rounds, keeps=True)
     since, until = (count * period * setting.step_s * (1 + 1e-9) for count in (rounds // 4, rounds))
-    launched = {(each.island, each.key): each.time for each in trace.moments if each.kind == "launched"}
-    landed = {(each.island, each.key): each.time for each in trace.moments if each.kind == "landed"}
-    due = setting.workers * len(strategy.rules) * len(strategy.divide(setting.specs)) * (rounds - rounds // 4)
+    told = [each for each in trace.moments if each.island in far]
+    launched = {(each.island, each.key): each.time for each in told if each.kind == "launched"}
+    landed = {(each.island, each.key): each.time for each in told if each.kind == "landed"}
+    due = len(far) * len(strategy.rules) * len(strategy.divide(setting.specs)) * (rounds - rounds // 4)
     share = sum(time > since for time in launched.values()) / due
     # in flight = rate of landings x age, which what has not landed yet belongs to
     count = sum(time > since for time in landed.values())

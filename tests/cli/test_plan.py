@@ -181,8 +181,8 @@ def test_what_sends_nothing_or_waits_for_nothing_is_content_with_any_link(atoll:
 
 
 def counted(strategy: Strategy, period: int, where: Setting, rounds: int) -> tuple[float, float]:
-    """Launches in the last three quarters of a long run, as a part of those that are due; and their mean age: of islands
-    that do not stand beside the keeper."""
+    """Launches in the last three quarters of a long run, as a part of those that are due, and their mean age; of the
+    islands that do not stand beside the keeper."""
     trace = where.trace(strategy, period, 0, rounds, keeps=True)
     since, ages, far = rounds * period / 4, list[float](), [each for each in trace.moments if each.island]
     launched = {(each.island, each.key): each.time for each in far if each.kind == "launched"}

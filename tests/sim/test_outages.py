@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from atoll.errors import UsageError
 from atoll.faults import Cut, Death, Fault, Faults, Freeze, Partition, Rejoin, Slowness
 from atoll.parts.codecs import exact
 from atoll.parts.fragments import by_name
@@ -268,3 +269,36 @@ def test_a_run_ends_when_what_was_in_flight_has_been_used() -> None:
     assert trace.ended == pytest.approx([50.0] * 4)
     assert trace.seconds == pytest.approx(56.0)
     assert trace.utilisation == 1.0
+
+
+def test_who_averages_gradients_in_every_step_has_nothing_to_come_back_by() -> None:
+    strategy = METHODS["data-parallel"]().strategy
+    with pytest.raises(UsageError, match="nobody could take part again after the freeze of island 1 at 2s"):
+        timed(Freeze(1, 2.0, 3.0), strategy=strategy)
+    assert timed(Slowness(1, 2.0, 30.0, factor=2.0), strategy=strategy).seconds > timed(strategy=strategy).seconds
+
+
+def test_an_island_that_fetches_is_there_and_trains_nothing_until_it_has_joined() -> None:
+    trace = timed(Freeze(3, 12.0, 28.0), steps=100)
+    fetches, joined = times(trace, "fetches")[0], times(trace, "joined")[0]
+    assert 40.0 <= fetches < joined
+    trained = [moment for moment in trace.moments if moment.island == 3 and moment.kind == "trained"]
+    assert not [each for each in trained if each.time < joined and each.time + each.seconds > fetches]
+    assert trace.compute[3] + trace.blocked[3] <= trace.ended[3]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["diloco", "streaming", "factored-gossip", "noloco", "async-local-sgd"])
+def test_under_any_schedule_a_run_ends_and_whoever_can_come_back_does(name: str, seed: int) -> None:
+    drawn = Faults.drawn(5, 90.0, every=25.0, away=5.0, seed=seed)
+    kept = name == "async-local-sgd"
+    events = [event for event in drawn.events if not (kept and isinstance(event, Death | Rejoin) and event.island == 0)]
+    strategy = METHODS[name](period=8).strategy
+    specs = (spec(1e3, "embed.w"), *(spec(1e3, f"layers.{block}.w") for block in range(4)))
+    where = Network(tuple(Island(f"site {m % 3}", 1e5, 1e5, 1 + 0.1 * m, 0.05) for m in range(5)))
+    trace = simulate(Job(strategy, specs, 100), where, faults=Faults(tuple(events), lease=2.0), keeps=True)
+    assert trace.seconds < 400
+    for island in range(5):
+        kinds = [moment.kind for moment in trace.ordered() if moment.island == island]
+        assert kinds.count("joined") <= kinds.count("died") + kinds.count("fetches")
+        assert 0 <= trace.used(island) <= 1

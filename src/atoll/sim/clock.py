@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 
 from atoll.sim.network import Traffic
@@ -19,7 +20,8 @@ class Clock:
 
     def at(self, time: float, act: Act) -> None:
         """Do `act(time)` then; never, if that is for ever away."""
-        heapq.heappush(self._due, (time, next(self._order), act))
+        if time < math.inf:
+            heapq.heappush(self._due, (time, next(self._order), act))
 
     def run(self, traffic: Traffic, ended: Callable[[float, int], None]) -> None:
         """Go on until nothing is due and nothing moves."""

@@ -80,9 +80,10 @@ class Hollow:
         return fold, _bits(rule.codec, layout), result
 
     def carried(self, state: SyncState) -> float:
-        """Bits of what an island fetches to join: anchors, outer states, and what is in flight."""
+        """Bits of what an island fetches to join: anchors (live, where there are none), outer states, and what is in
+        flight."""
         whole = [layout.numel * layout.dtype.itemsize * 8.0 for layout in self.layouts]
-        bits = sum(whole[fragment.index] for fragment in state.fragments if fragment.anchor)
+        bits = sum(whole[fragment.index] for fragment in state.fragments)
         bits += sum(whole[track.fragment.index] * len(track.outer) for track in state.tracks)
         return bits + sum(whole[entry.track.fragment.index] for entry in state.queue)
 

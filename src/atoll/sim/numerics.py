@@ -128,8 +128,11 @@ class Real:
         return fold, wire, sum(8 * result.nbytes(length, item) * count for length, count in lengths)
 
     def carried(self, state: SyncState) -> float:
-        """Anchors, outer states and what is in flight."""
-        return 8.0 * sum(tensor.nbytes for name, tensor in state.tensors() if not name.startswith("codec"))
+        """Anchors (live, where there are none), outer states and what is in flight."""
+        live = [fragment.layout for fragment in state.fragments if not fragment.anchor]
+        nbytes = sum(layout.numel * layout.dtype.itemsize for layout in live)
+        nbytes += sum(tensor.nbytes for name, tensor in state.tensors() if not name.startswith("codec"))
+        return 8.0 * nbytes
 
     def meet(self, posts: Mapping[int, Post], takes: Mapping[int, Take]) -> Mapping[int, Landed | Lost]:
         """Post all, then come for all: the last one's coming forms the values."""

@@ -84,16 +84,21 @@ class Outages:
         if self._runners[island].done:
             return
         self._away.setdefault(island, now)
+        self._stop(now, island)
+        self._world.trace.add(now, island, "died")
+
+    def _stop(self, now: float, island: int) -> None:
+        """What is under way on an island is no more, and whoever fetches from it must fetch from another one."""
         self._runners[island].stop()
         self._coming.pop(island, None)
         for waits in [waits for waits, other in self._coming.items() if other == island]:
             del self._coming[waits]
-        self._world.trace.add(now, island, "died")
 
     def _returns(self, now: float, island: int) -> None:
         self._dead.discard(island)
         self._away.pop(island, None)
-        self.behind.add(island)
+        if not self._runners[island].done:
+            self.behind.add(island)
 
     def _freezes(self, now: float, island: int) -> None:
         self._frozen.add(island)
@@ -188,7 +193,8 @@ class Outages:
             if other is None:
                 continue
             self.gone.add(island)
-            self._runners[island].stop()
+            self._stop(now, island)
+            self._world.trace.add(now, island, "fetches")
             for meeting in self._world.meetings:
                 if island in meeting.left:
                     self._withdraw(meeting, island)
@@ -214,6 +220,10 @@ class Outages:
         if self._coming.get(island) != other:
             return
         runner = self._runners[other]
+        if runner.done or not runner.alive or other in self.gone:
+            del self._coming[island]
+            self._recover(now)
+            return
         if not runner.between:
             runner.after.append(lambda then: self._fetched(then, island, other))
             return
@@ -223,3 +233,5 @@ class Outages:
         self._count()
         self._world.trace.add(now, island, "joined")
         self._runners[island].enter(now, runner)
+        # there may be others that found nobody to fetch from
+        self._world.clock.at(now, self._recover)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from atoll.errors import GroupError, UsageError
-from atoll.faults import Death, Faults
+from atoll.faults import Death, Faults, Slowness
 from atoll.sim.arrivals import Arrivals, Calendar, foreseen
 from atoll.sim.faults import Restarts
 from atoll.sim.hollow import Hollow
@@ -126,6 +126,12 @@ def run(
         raise UsageError(
             f"island {HOST} was to die, but the keeper stands beside it and nobody else has the anchors; let another "
             "one die, or take a method without a keeper"
+        )
+    unfit = [event for event in faults.events if not isinstance(event, Slowness)]
+    if unfit and any(trainee.gradients for trainee in trainees):
+        raise UsageError(
+            f"the strategy averages gradients within every step, and nobody could take part again after {unfit[0]}; "
+            "leave it out, or take a method with anchors"
         )
     traffic = Traffic(network, limited=touched(faults, network))
     world = World(traffic, numerics, Trace(len(trainees), keeps), course.restarts)

@@ -161,9 +161,7 @@ class Runner:
             self._over(now)
 
     def _over(self, now: float) -> None:
-        after, self.after = self.after, []
-        for act in after:
-            act(now)
+        self._tell(now)
         if self.course.every and self.trainee.step % self.course.every == 0:
             self._watch(now)
         self._train(now)
@@ -171,7 +169,13 @@ class Runner:
     def _drained(self, now: float) -> None:
         self.done = True
         self.world.trace.finished(self.number, now)
+        self._tell(now)
         self._watch(now)
+
+    def _tell(self, now: float) -> None:
+        after, self.after = self.after, []
+        for act in after:
+            act(now)
 
     def _go(self, now: float, flow: Flow, then: Act) -> None:
         self._flow, self._then = flow, then

@@ -84,8 +84,9 @@ class Trace:
     ) -> None:
         """Note a moment, if moments are kept.
 
-        An island that died is away until it joined: that time does not count as its own. What it had begun to train
-        then, and what it stood frozen while it trained, is no training.
+        An island that died is away until it joined: that time does not count as its own. One that fetches is there, and
+        trains no more until it joined. What they had begun to train then, and what an island stood frozen while it
+        trained, is no training.
         """
         match kind:
             case "late":
@@ -94,6 +95,9 @@ class Trace:
                 self._froze[island] = time
             case "woke":
                 self._thaw(island, time)
+            case "fetches":
+                self._stop(island, time)
+                self.ended[island] = time
             case "died" | "joined":
                 self._stop(island, time)
                 if kind == "died":
@@ -136,7 +140,8 @@ class Trace:
     def shortened(self, island: int, end: float) -> None:
         """What an island trains now ends earlier than was said: something came that it looks at."""
         start, stop = self._span[island]
-        self._train(island, end - stop)
+        before, after = (until - start if until < math.inf else 0.0 for until in (stop, end))
+        self._train(island, after - before)
         self._span[island] = start, end
         if self.keeps:
             self.moments[self._last[island]] = replace(self.moments[self._last[island]], seconds=end - start)

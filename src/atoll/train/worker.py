@@ -69,6 +69,12 @@ class Worker:
         inner optimizer and what a codec remembers begin anew. The share of the data stays this worker's."""
         self.sync.state.take_over(other.sync.state)
         self.inner = self.run.method.inner.build(self.model)
+        if self.sync.state.gradient_tracks():
+            # all take one and the same step, so live and the inner optimizer are the shared model's
+            theirs = other._model_tensors()
+            for name, tensor in self._model_tensors().items():
+                tensor.detach().copy_(theirs[name].detach())
+            self.inner.load_state_dict({name: tensor.clone() for name, tensor in other.inner.state_dict().items()})
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything that decides what comes next, as JSON-able values and tensors. Exchanges in flight must have been

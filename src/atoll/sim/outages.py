@@ -109,7 +109,8 @@ class Outages:
         self._frozen.discard(island)
         if island not in self._dead:
             self._away.pop(island, None)
-            self.gone.discard(island)
+            if self._runners[island].alive:
+                self.gone.discard(island)
             self._count()
         self._world.trace.add(now, island, "woke")
 
@@ -145,6 +146,7 @@ class Outages:
                 lost = Lost(meeting.key, f"island {island}, whose place this one took, is gone")
                 meeting.answers[follower] = lost
         self._world.leave(meeting, island)
+        self._world.tell(meeting)
 
     def _review(self, meeting: Meeting) -> None:
         """Let those who can reach one another and are all here go on."""

@@ -90,6 +90,7 @@ class World:
         if me in meeting.posts:
             self._again(meeting, me)
         meeting.posts[me] = post
+        meeting.left.add(me)
         self._where[me, post.key] = meeting
         if post.to == (KEEPER,):
             meeting.left = {me}
@@ -104,12 +105,12 @@ class World:
             del meeting.come[me]
             meeting.missing += 1
         meeting.answers.pop(me, None)
-        meeting.left.add(me)
 
     def take(self, me: int, take: Take) -> Landed | Lost | None:
         """The answer, if it is here."""
         meeting = self._where[me, take.ticket]
-        if me not in meeting.answers and me not in meeting.come and not take.poll:
+        # whoever follows another one has posted nothing, and nobody waits for it
+        if me in meeting.posts and me not in meeting.answers and me not in meeting.come and not take.poll:
             self._comes(meeting, me, take)
         answer = meeting.answers.get(me)
         if answer is not None:
@@ -130,6 +131,7 @@ class World:
     def follow(self, me: int, key: Key, other: int, snapshot: Snapshot) -> None:
         """An island that came in as another one gets what the other one gets from an exchange that is under way."""
         meeting = self._where[other, key]
+        other, _ = meeting.follows.get(other, (other, snapshot))
         meeting.left.add(me)
         self._where[me, key] = meeting
         if other in meeting.answers:
@@ -203,12 +205,15 @@ class World:
                 snapshot.tree.flat.copy_(source.tree.flat)
                 meeting.answers[me] = answers[other]
                 del meeting.follows[me]
-        self._wake(meeting)
+        self.tell(meeting)
 
-    def _wake(self, meeting: Meeting) -> None:
+    def tell(self, meeting: Meeting) -> None:
+        """Wake whoever waits for an answer that is here."""
         now = self.clock.now
         for me in [me for me in meeting.waiting if me in meeting.answers]:
-            meeting.waiting.pop(me)(now)
+            # whoever goes on may make others go on
+            if act := meeting.waiting.pop(me, None):
+                act(now)
 
     def _push(self, me: int, post: Post, meeting: Meeting) -> None:
         _, wire, _ = self.numerics.sizes(post)
@@ -219,7 +224,7 @@ class World:
                 return  # it died meanwhile, and its message with it
             if lost := self.numerics.hand_in(me, post):
                 meeting.answers[me] = lost
-                self._wake(meeting)
+                self.tell(meeting)
             else:
                 self.handed_in(now)
 
@@ -242,7 +247,7 @@ class World:
         meeting = self._meetings.get((key, (KEEPER, worker)))
         if meeting:
             meeting.answers[worker] = answer
-            self._wake(meeting)
+            self.tell(meeting)
 
     def fetch(self, me: int, other: int, bits: float, act: Act) -> None:
         """Bits of its state move from one island to another; then `act`."""

@@ -1,6 +1,7 @@
 """A schedule of faults: what it says at a time, what it refuses, and that a file gives it back."""
 
 import math
+import re
 from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -159,7 +160,13 @@ ANY: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Cut, st.tuples(NAMES, NAMES), AT, FOR, st.floats(0, 1)),
     st.builds(Partition, st.lists(NAMES, max_size=3).map(tuple), AT, FOR),
 )
-SCHEDULES = st.builds(Faults, st.lists(ANY, max_size=8).map(tuple), st.floats(0, 1), st.integers(), st.floats(0, 1e300))
+SCHEDULES = st.builds(
+    Faults,
+    st.lists(ANY, max_size=8).map(tuple),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(),
+    st.floats(0, 1e300, exclude_min=True),
+)
 
 
 @given(SCHEDULES)
@@ -252,6 +259,10 @@ def test_a_file_by_hand_is_read_in_order_of_time(tmp_path: Path) -> None:
             "[death]\nisland = 2\nat = '1s'",
             ": death was {'island': 2, 'at': '1s'}, but there may be several; write [[death]] above the fields of each",
         ),
+        (
+            "loss = 1.5",
+            ": loss was 1.5, but some messages must arrive; give a probability from 0 up to, but not including, 1",
+        ),
         ("lease = 10", ": lease was 10, which has no unit; write 10s"),
         ("seed = 1.5", ": seed was 1.5, but it takes a whole number; give one, such as 2"),
     ],
@@ -281,14 +292,25 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"loss": 1.0}, "loss was 1.0, but some messages must arrive; give a probability from 0 up to, but not"),
+        ({"loss": -0.1}, "loss was -0.1, but some messages must arrive"),
+        ({"loss": math.nan}, "loss was nan, but some messages must arrive"),
+        ({"lease": 0.0}, "lease was 0.0, but after it whoever is not heard counts as gone; give a finite number of"),
+        ({"lease": math.inf}, "lease was inf, but after it whoever is not heard counts as gone"),
+    ],
+)
+def test_a_loss_that_loses_all_and_a_lease_that_never_ends_are_refused(
+    settings: dict[str, float], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        Faults(**settings)
+
+
+@pytest.mark.parametrize(
     ("faults", "sentence"),
     [
-        (Faults(loss=1.0), "loss was 1.0, but some messages must arrive; give a probability from 0 up to, but not "
-            "including, 1"),
-        (Faults(loss=math.nan), "loss was nan, but some messages must arrive; give a probability from 0 up to, but "
-            "not including, 1"),
-        (Faults(lease=0.0), "lease was 0.0, but after it whoever is not heard counts as gone; give a finite number of "
-            "seconds above 0"),
         (Faults((Death(4, 1.0),)), "the death of island 4 at 1s: island was 4, but the run has 4, numbered 0 to 3; "
             "give one of these"),
         (Faults((Freeze(-1, 1.0, 1.0),)), "the freeze of island -1 at 1s: island was -1, but the run has 4, numbered "

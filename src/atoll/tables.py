@@ -61,8 +61,18 @@ def _shown(value: Any) -> str:
 
 
 _real = _plain((int, float), "a number", "0.5")
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(_real(name, value))
+    except OverflowError:
+        digits = len(str(value))
+        raise UsageError(f"{name} has {digits} digits, which is more than a number can have; give fewer") from None
+
+
 WHOLE: Field[int] = Field(_plain((int,), "a whole number", "2"), str, "2")
-NUMBER: Field[float] = Field(lambda name, value: float(_real(name, value)), lambda value: repr(float(value)), "0.5")
+NUMBER: Field[float] = Field(_number, lambda value: repr(float(value)), "0.5")
 WORD: Field[str] = Field(_plain((str,), "a word", '"here"'), _text, '"here"')
 WORDS: Field[tuple[str, ...]] = Field(_words, _listed, '["a", "b"]')
 SECONDS: Field[float] = Field(units.seconds, lambda value: _text(units.duration(value)), '"30s"')
@@ -126,6 +136,8 @@ def load(path: Path, known: Collection[str]) -> Table:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}); give a TOML file that is there") from None
+    except RecursionError:
+        raise UsageError(f"{path} has lists in lists deeper than anyone writes; mend it there") from None
     except ValueError as error:
         raise UsageError(f"{path} is not TOML ({error}); mend it there") from None
     return Table(str(path), values, known)

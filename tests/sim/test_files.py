@@ -123,7 +123,13 @@ ISLANDS = "[[island]]\nsite = 'a'\nstep = '1s'\n[[island]]\nsite = 'b'\nstep = '
             "above 0"),
         ("[[island]]\nstep = '1s'\nup = '1Mbit'\nlink = '1Mbit'", ", [[island]] 1: link was given beside up or down, "
             "for which it stands; leave one or the other out"),
-        ("[[island]]\nstep = '1s'\ncount = 0", ", [[island]] 1: count was 0, so nobody would be there; give 1 or more"),
+        ("[[island]]\nstep = '1s'\ncount = 0", ", [[island]] 1: count was 0, but islands are simulated one by one; "
+            "give 1 to 1000000"),
+        ("[[island]]\nstep = '1s'\ncount = 10000000000000", ", [[island]] 1: count was 10000000000000, but islands are "
+            "simulated one by one; give 1 to 1000000"),
+        ("[[island]]\nstep = '1s'\njitter = 1" + "0" * 400, ", [[island]] 1: jitter has 401 digits, which is more than "
+            "a number can have; give fewer"),
+        ("a = " + "[" * 5000, " has lists in lists deeper than anyone writes; mend it there"),
         ("[[island]]\nstep = '1s'\ncount = 2.0", ", [[island]] 1: count was 2.0, but it takes a whole number; give "
             "one, such as 2"),
         ("[[island]]\nstep = '1s'\nsite = 3", ', [[island]] 1: site was 3, but it takes a word; give one, such as '

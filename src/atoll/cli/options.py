@@ -82,8 +82,11 @@ class Options:
         if self.shards == "by-domain":
             method = weigh_by_share(method)
         workers = self.workers or (Run.workers if method.strategy.rules else 1)
-        # one worker meets nobody: it is the baseline without faults
-        faults = Faults.read(self.faults) if self.faults and workers > 1 else Faults()
+        faults = Faults.read(self.faults) if self.faults else Faults()
+        if workers == 1:
+            faults = faults.alone()
+        if not 0 <= self.drop < 1:
+            raise UsageError(f"--drop was {self.drop}, but it is a probability, and some must arrive; give 0 to 0.99")
         if self.drop and faults.loss:
             raise UsageError(f"--drop was given, and {self.faults} has a loss too; leave one of them out")
         if self.drop:

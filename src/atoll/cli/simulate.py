@@ -16,7 +16,7 @@ from atoll.sim.files import network_text, read_network
 from atoll.sim.network import Between, Island, Network
 from atoll.sim.numerics import Real
 from atoll.sim.pace import Pace
-from atoll.sim.run import Simulation
+from atoll.sim.run import Simulation, check
 from atoll.sim.run import run as simulate
 from atoll.sim.runner import Course
 from atoll.sim.trace import Trace
@@ -50,7 +50,7 @@ def scene(asked: Simulating, run: Run) -> Scene:
             "and rejoins into --faults"
         )
     network = _network(asked, run)
-    run.faults.check(len(network.islands), sorted({island.site for island in network.islands}))
+    check(run.method.strategy, network, run.faults)
     return Scene(network, run.faults)
 
 
@@ -66,10 +66,9 @@ def _network(asked: Simulating, run: Run) -> Network:
         raise UsageError("there is no network to simulate; give --network 100Mbit,50ms, or a file that describes one")
     path = Path(asked.network)
     if path.suffix == ".toml" or path.exists():
-        if asked.step_time is not None:
-            raise UsageError(f"--step-time was given, but the islands of {path} have their own; leave it out")
-        if asked.jitter:
-            raise UsageError(f"--jitter was given, but the islands of {path} have their own; leave it out")
+        given = {"--step-time": asked.step_time, "--jitter": asked.jitter, "--speeds": run.dynamics.speeds}
+        if flag := next((flag for flag, value in given.items() if value), None):
+            raise UsageError(f"{flag} was given, but the islands of {path} have their own; leave it out")
         network = read_network(path)
         if len(network.islands) < run.workers:
             raise UsageError(
@@ -201,11 +200,8 @@ class _Watch:
     """
 
     def __init__(self, trainer: Trainer, record: Recorder) -> None:
-        self.every, self.times, self.began = (
-            math.gcd(LOG_EVERY, trainer.evaluate_every),
-            list[float](),
-            time.monotonic(),
-        )
+        self.every = math.gcd(LOG_EVERY, trainer.evaluate_every)
+        self.times, self.began = list[float](), time.monotonic()
         self._trainer, self._record, self._seen = trainer, record, 0
 
     def __call__(self, now: float, simulation: Simulation) -> None:

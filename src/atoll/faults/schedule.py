@@ -5,7 +5,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -36,6 +36,16 @@ class Faults:
     lease: float = 10.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.loss < 1:
+            raise UsageError(
+                f"loss was {self.loss}, but some messages must arrive; give a probability from 0 up to, but not "
+                "including, 1"
+            )
+        if not 0 < self.lease < math.inf:
+            raise UsageError(
+                f"lease was {self.lease}, but after it whoever is not heard counts as gone; give a finite number of "
+                "seconds above 0"
+            )
         order = list(files.KINDS)
         ordered = sorted(self.events, key=lambda event: (event.at, order.index(type(event)), repr(event)))
         object.__setattr__(self, "events", tuple(ordered))
@@ -72,10 +82,14 @@ class Faults:
     def read(cls, path: Path) -> "Faults":
         """The faults of a TOML file, such as `text` gives.
 
-        Raises: UsageError if it is missing or not TOML, or for a field that is unknown, missing or of another kind.
+        Raises: UsageError if it is missing or not TOML, or for a field that is unknown, missing, of another kind or
+        of no use.
         """
         events, settings = files.read(path)
-        return cls(events, **settings)
+        try:
+            return cls(events, **settings)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
 
     def text(self) -> str:
         """A TOML file of these faults, which `read` gives back exactly.
@@ -97,17 +111,12 @@ class Faults:
 
         Raises: UsageError.
         """
-        if not 0 <= self.loss < 1:
-            raise UsageError(
-                f"loss was {self.loss}, but some messages must arrive; give a probability from 0 up to, but not "
-                "including, 1"
-            )
-        if not 0 < self.lease < math.inf:
-            raise UsageError(
-                f"lease was {self.lease}, but after it whoever is not heard counts as gone; give a finite number of "
-                "seconds above 0"
-            )
         checks.check(self.events, islands, sites)
+
+    def alone(self) -> "Faults":
+        """What one worker that meets nobody has of them: freezes and slow steps of island 0."""
+        own = (event for event in self.events if isinstance(event, Freeze | Slowness) and event.island == 0)
+        return replace(self, events=tuple(own), loss=0.0)
 
     def lost(self, key: Key, workers: Collection[int]) -> frozenset[int]:
         """Whose message of this exchange is lost. What is not a rule's (reports, evaluation) always arrives."""

@@ -45,6 +45,10 @@ OF_ISLANDS: Mapping[str, Field[Any]] = {
 }
 
 
+MOST = 1_000_000
+"""Islands of a file, at most: each is simulated."""
+
+
 def read_network(path: Path) -> Network:
     """The network of a TOML file.
 
@@ -70,8 +74,8 @@ def _islands(table: Table) -> Sequence[Island]:
             f"{table.where}: link was given beside up or down, for which it stands; leave one or the other out"
         )
     count, step, link = table.get("count", WHOLE, 1), table.get("step", SECONDS), table.get("link", BANDWIDTH, inf)
-    if count < 1:
-        raise UsageError(f"{table.where}: count was {count}, so nobody would be there; give 1 or more")
+    if not 1 <= count <= MOST:
+        raise UsageError(f"{table.where}: count was {count}, but islands are simulated one by one; give 1 to {MOST}")
     if not step > 0:
         raise UsageError(f"{table.where}: step was {step:g}s, but nothing trains in no time; give a duration above 0s")
     up, down = table.get("up", BANDWIDTH, link), table.get("down", BANDWIDTH, link)

@@ -85,7 +85,11 @@ class Hollow:
         whole = [layout.numel * layout.dtype.itemsize * 8.0 for layout in self.layouts]
         bits = sum(whole[fragment.index] for fragment in state.fragments)
         bits += sum(whole[track.fragment.index] * len(track.outer) for track in state.tracks)
-        return bits + sum(whole[entry.track.fragment.index] for entry in state.queue)
+        for entry in state.queue:
+            layout = message(entry.track.rule, self.layouts[entry.track.fragment.index])
+            held = (entry.snapshot is not None) + (entry.sent is not None)
+            bits += held * layout.numel * layout.dtype.itemsize * 8.0
+        return bits
 
 
 class _Hollow(nn.Module):

@@ -7,8 +7,9 @@ states and counts over its link, while everyone else trains on, and enters at th
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations_with_replacement
 
+from atoll.errors import GroupError
 from atoll.faults import Faults
 from atoll.sim.network import Network, Resource
 from atoll.sim.runner import Runner
@@ -63,7 +64,7 @@ class Outages:
             if frozen != (island in self._frozen):
                 (self._freezes if frozen else self._wakes)(now, island)
             self._link(now, island)
-        for a, b in combinations(self._sites, 2):
+        for a, b in combinations_with_replacement(self._sites, 2):
             left = faults.left(a, b, now)
             for way in ((a, b), (b, a)):
                 self._world.traffic.limit(now, ("between", *way), left)
@@ -72,6 +73,11 @@ class Outages:
                 self._apart.discard((a, b))
             else:
                 self._cut.setdefault((a, b), now)
+        if not any(runner.alive and me not in self.behind for me, runner in enumerate(self._runners)):
+            raise GroupError(
+                f"after {now:g} simulated seconds nobody is left whose state is up to date, so a real run would begin "
+                "again from its last checkpoint; let an island die only after another one has come back and fetched"
+            )
         self._recover(now)
 
     def _link(self, now: float, island: int) -> None:
@@ -119,7 +125,8 @@ class Outages:
         long = now - self._faults.lease * (1 - 1e-9)
         self.gone |= {island for island, since in self._away.items() if since <= long}
         self._count()
-        self._apart |= {pair for pair, since in self._cut.items() if since <= long}
+        # inside a site nobody is told apart from the others there: bytes wait until the cut ends
+        self._apart |= {(a, b) for (a, b), since in self._cut.items() if since <= long and a != b}
         for meeting in self._world.meetings:
             for island in sorted(self._dead & self.gone & meeting.left):
                 self._withdraw(meeting, island)
@@ -182,9 +189,12 @@ class Outages:
         return (min(a, b), max(a, b)) not in self._apart
 
     def _left_out(self, meeting: Meeting, members: Members, answers: Mapping[int, Landed | Lost]) -> None:
-        counted = any(isinstance(answer, Landed) for answer in answers.values())
-        out = [me for me in meeting.to if me not in members and not self._never(meeting, me)]
-        self.behind |= {me for me in out if me in self.gone or counted}
+        out = {me for me in meeting.to if me not in members and me not in meeting.follows}
+        if any(isinstance(answer, Landed) for answer in answers.values()):
+            # also who has this round behind it, but in the place of one that lost it
+            self.behind |= out
+        else:
+            self.behind |= {me for me in out & self.gone if not self._never(meeting, me)}
         # not in the middle of what is being answered: who is there again fetches at once
         self._world.clock.at(self._world.clock.now, self._recover)
 
@@ -207,22 +217,21 @@ class Outages:
             self._review(meeting)
 
     def _host(self, island: int) -> int | None:
-        """The lowest island that is up to date and can be reached."""
-        site = self._network.islands[island].site
-        for other, runner in enumerate(self._runners):
-            there = self._network.islands[other].site
-            near = any({island, other} <= set(part) for part in self._parts([min(island, other), max(island, other)]))
-            cut = (min(site, there), max(site, there)) in self._cut
-            up = runner.alive and not runner.done
-            if up and other not in self.gone | self.behind | self._frozen and near and not cut:
-                return other
-        return None
+        """The lowest island that can be fetched from."""
+        others = (other for other in range(len(self._runners)) if other not in self._frozen)
+        return next((other for other in others if self._serves(island, other)), None)
+
+    def _serves(self, island: int, other: int) -> bool:
+        """Whether another island is up to date, still trains, and is not cut off from this one."""
+        runner, sites = self._runners[other], [self._network.islands[me].site for me in (island, other)]
+        up = runner.alive and not runner.done and other not in self.gone | self.behind
+        return up and (min(sites), max(sites)) not in self._cut
 
     def _fetched(self, now: float, island: int, other: int) -> None:
         if self._coming.get(island) != other:
             return
         runner = self._runners[other]
-        if runner.done or not runner.alive or other in self.gone:
+        if not self._serves(island, other):
             del self._coming[island]
             self._recover(now)
             return

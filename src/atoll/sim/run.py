@@ -21,6 +21,7 @@ from atoll.sim.script import Script, Scripted, alike
 from atoll.sim.trace import Trace
 from atoll.sim.trainee import Steps, Trainee
 from atoll.sim.world import HOST, World
+from atoll.sync.carry import Carry
 from atoll.sync.keeping import Keeping
 from atoll.sync.rule import Strategy
 from atoll.sync.state import SyncState
@@ -74,6 +75,7 @@ def simulate(
         >>> round(simulate(job, network).utilisation, 3)
         0.676
     """
+    check(job.strategy, network, faults)
     hollow, count = Hollow.of(job.strategy, job.specs), len(network.islands)
     model, workers = hollow.model(), tuple(range(count))
     states = (SyncState(model, hollow.strategy, Membership(workers, me)) for me in workers)
@@ -88,6 +90,22 @@ def simulate(
     keeping = Keeping(model, hollow.strategy, count, Formless) if job.strategy.kept else None
     course = Course(job.steps, job.warm, pace, faults, restarts)
     return run(trainees, network, Shapes(hollow, faults), course, keeping, keeps=keeps).trace
+
+
+def check(strategy: Strategy, network: Network, faults: Faults) -> None:
+    """Raises: UsageError if a strategy cannot be simulated on a network under these faults."""
+    faults.check(len(network.islands), sorted({island.site for island in network.islands}))
+    if strategy.kept and any(isinstance(event, Death) and event.island == HOST for event in faults.events):
+        raise UsageError(
+            f"island {HOST} was to die, but the keeper stands beside it and nobody else has the anchors; let another "
+            "one die, or take a method without a keeper"
+        )
+    unfit = [event for event in faults.events if not isinstance(event, Slowness)]
+    if unfit and any(rule.carry is Carry.GRADIENT for rule in strategy.rules):
+        raise UsageError(
+            f"the strategy averages gradients within every step, and nobody could take part again after {unfit[0]}; "
+            "leave it out, or take a method with anchors"
+        )
 
 
 class Simulation:
@@ -118,21 +136,9 @@ def run(
     Args: trainees: of the islands, in order. numerics: what exchanges come to. course: how far, how fast, and what goes
     wrong. keeping: what a keeper holds, if there is one. watch: is told when an island is at a step that the course
     stops at. keeps: whether the trace keeps moments beside totals.
-    Raises: UsageError if faults and network do not fit; GroupError if islands wait for something that never comes.
+    Raises: GroupError if islands wait for something that never comes, or nobody who is up to date is left.
     """
     faults = course.faults
-    faults.check(len(network.islands), sorted({island.site for island in network.islands}))
-    if keeping and any(isinstance(event, Death) and event.island == HOST for event in faults.events):
-        raise UsageError(
-            f"island {HOST} was to die, but the keeper stands beside it and nobody else has the anchors; let another "
-            "one die, or take a method without a keeper"
-        )
-    unfit = [event for event in faults.events if not isinstance(event, Slowness)]
-    if unfit and any(trainee.gradients for trainee in trainees):
-        raise UsageError(
-            f"the strategy averages gradients within every step, and nobody could take part again after {unfit[0]}; "
-            "leave it out, or take a method with anchors"
-        )
     traffic = Traffic(network, limited=touched(faults, network))
     world = World(traffic, numerics, Trace(len(trainees), keeps), course.restarts)
     runners = list[Runner]()

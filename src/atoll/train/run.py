@@ -88,10 +88,6 @@ class Run:
                 "--device cuda was given, but PyTorch sees no CUDA device here; leave it out to train on the CPU"
             )
         self.dynamics.check(self.workers)
-        if not 0 <= self.faults.loss < 1:
-            raise UsageError(
-                f"--drop was {self.faults.loss}, but it is a probability, and some must arrive; give 0 to 0.99"
-            )
         if self.precision.count(",") not in (0, self.workers - 1):
             raise UsageError(
                 f"--precision was {self.precision}, but there are {self.workers} workers; give one for all, or one for "

@@ -7,6 +7,7 @@
     │   └── ModelError          a model, size or pretrained start that cannot be used (train.model)
     ├── CheckpointError       a checkpoint that is missing, incomplete, or of another run
     └── GroupError            peers that did not answer, differ, or were aborted
+        └── LeftBehind          the others went on without this island (peers.wide)
 
 Each message is one sentence (two at most) that says what was asked, what was seen, and what to do. The command line
 prints the message alone and exits with status 2 for `UsageError`, 1 for the others; a traceback means a defect of
@@ -43,6 +44,10 @@ class CheckpointError(AtollError):
 
 class GroupError(AtollError):
     """A group of peers that cannot go on: someone is missing, differs, or aborted."""
+
+
+class LeftBehind(GroupError):
+    """The others went on without this island: it can come again, and fetch their state."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

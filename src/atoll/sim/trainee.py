@@ -92,7 +92,7 @@ class Trainee:
 
     def join(self, other: Any) -> None:
         """Take up where another island stands."""
-        self.state.take_over(other.state)
+        self.state.take_over(other.state.meta(), dict(other.state.tensors()))
 
     def told(self, now: float, events: Sequence[Event]) -> None:
         """What a flow came to."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from atoll.parts.mixers import Work
 from atoll.sync.drive import drive
+from atoll.sync.elastic import ElasticGroup, enter, meet
 from atoll.sync.flow import Flow, before, boundary, drain
 from atoll.sync.rule import Strategy
 from atoll.sync.shared import Sharing
@@ -20,7 +21,8 @@ class Synchronizer:
     """Carries out a strategy for one worker, in the open: nothing is hooked into the model or the inner optimizer.
 
     Args: model: any module; all workers must start from the same values. strategy: what is synced. group: the way to
-    the other workers.
+    the other workers. One whose members come and go may have trained before this one came: `state.step` says how far,
+    and live is where they are.
         share: this worker's part of all the data, 1 on average (for `weighted(by_share(), ...)`).
     Raises: CompositionError if strategy and model do not fit; GroupError if the peers train something else.
 
@@ -52,6 +54,8 @@ class Synchronizer:
         self._shared = 0
         self._gradients = bool(self.state.gradient_tracks())
         group.agree(self.state.fingerprint)
+        if isinstance(group, ElasticGroup) and group.joins:
+            enter(self.state, group)
 
     def before_step(self) -> list[Event]:
         """Between backward and clipping: average gradients, where the strategy carries them."""
@@ -64,6 +68,8 @@ class Synchronizer:
         schedules may read.
         """
         flow = self.after(tokens, signals)
+        if flow and isinstance(self.group, ElasticGroup):
+            meet(self.state, self.group)
         return drive(flow, self.group) if flow else []
 
     def before(self) -> Flow | None:
@@ -105,6 +111,14 @@ class Synchronizer:
         finally:
             for live, _, kept in lent:
                 live.adopt(kept)
+
+    def come_again(self) -> None:
+        """After a `LeftBehind`: take over the others' state in place of this one."""
+        assert isinstance(self.group, ElasticGroup)
+        self.group.again()
+        self.group.agree(self.state.fingerprint)
+        if self.group.joins:
+            enter(self.state, self.group)
 
     def drain(self) -> list[Event]:
         """Use everything that is in flight: the run ends here."""

@@ -60,7 +60,7 @@ def check_peer_group(
     """
     for count in members:
         with make_groups(count) as groups:
-            _agree(groups)
+            _agree(groups, "a")
             scripts = [*SCRIPTS, *LONG] if count == members[len(members) // 2] else SCRIPTS
             for rule, script in enumerate(scripts):
                 advance([script(Member(group.membership, rule)) for group in groups], groups)
@@ -68,6 +68,7 @@ def check_peer_group(
         with make_groups(count) as groups:
             _disagree(groups)
     with make_groups(2) as groups:
+        _agree(groups, "another, longer one")
         _abort_wakes_a_take(groups)
 
 
@@ -79,20 +80,27 @@ def _each(groups: Sequence[PeerGroup], act: Callable[[PeerGroup], object]) -> li
         return [done.exception() for done in [pool.submit(act, group) for group in groups]]
 
 
-def _agree(groups: Sequence[PeerGroup]) -> None:
-    for fingerprint in ("a", "another, longer one"):
-        for error in _each(groups, lambda group, text=fingerprint: group.agree(text)):
-            assert error is None, f"members with the same fingerprint did not agree: {error}"
+def _agree(groups: Sequence[PeerGroup], fingerprint: str) -> None:
+    for error in _each(groups, lambda group: group.agree(fingerprint)):
+        assert error is None, f"members with the same fingerprint did not agree: {error}"
 
 
 def _disagree(groups: Sequence[PeerGroup]) -> None:
-    errors = _each(groups, lambda group: group.agree("odd" if group.membership.me == 1 else "even"))
-    raised = [error for error in errors if error]
+    """Whoever is told is told both sides. Where only one side is refused, the other may wait until it is aborted."""
+
+    def agrees(group: PeerGroup) -> None:
+        try:
+            group.agree("odd" if group.membership.me == 1 else "even")
+        except GroupError:
+            for other in groups:
+                other.abort()
+            raise
+
+    raised = [error for error in _each(groups, agrees) if error]
     assert raised or not groups, "members with different fingerprints agreed"
-    for error in raised:
-        assert isinstance(error, GroupError)
-        for side in ("odd", "even"):
-            assert side in str(error), f"both sides should be shown: {error}"
+    assert all(isinstance(error, GroupError) for error in raised)
+    told = [error for error in raised if all(side in str(error) for side in ("odd", "even"))]
+    assert told or not groups, f"both sides should be shown: {raised}"
 
 
 def _refuses_unknown_tickets(groups: Sequence[PeerGroup]) -> None:

@@ -87,11 +87,14 @@ def _counted(member: Member, case: Case) -> Generator[Effect, Answer, None]:
 
 
 def _sent(member: Member, case: Case, landed: Landed, told: int | None = None) -> None:
-    """The bytes of an exchange with everyone are as announced."""
+    """The bytes of an exchange with everyone are as announced; who has no all-reduce sums from point to point."""
     everyone, refused = member.everyone, member.me not in landed.peers
     index = everyone.index(member.me)
-    counted = bytes_sent(case.fold, case.codec, case.layout, len(everyone), index, refused=refused, told=told)
-    assert landed.sent == counted, f"{case}: {landed.sent} bytes were sent, but {counted} were announced"
+    folds = [case.fold, Reduce(exact())] if isinstance(case.fold, Sum) else [case.fold]
+    counted = [
+        bytes_sent(fold, case.codec, case.layout, len(everyone), index, refused=refused, told=told) for fold in folds
+    ]
+    assert landed.sent in counted, f"{case}: {landed.sent} bytes were sent, but {counted} were announced"
 
 
 def _weights(member: Member) -> Flow:

@@ -67,14 +67,18 @@ class Worker:
     def join(self, other: "Worker") -> None:
         """Enter a run that goes on: anchors, outer state and counts are another worker's, live is the anchor, and the
         inner optimizer and what a codec remembers begin anew. The share of the data stays this worker's."""
-        self.sync.state.take_over(other.sync.state)
-        self.inner = self.run.method.inner.build(self.model)
+        self.sync.state.take_over(other.sync.state.meta(), dict(other.sync.state.tensors()))
+        self.begin_anew()
         if self.sync.state.gradient_tracks():
             # all take one and the same step, so live and the inner optimizer are the shared model's
             theirs = other._model_tensors()
             for name, tensor in self._model_tensors().items():
                 tensor.detach().copy_(theirs[name].detach())
             self.inner.load_state_dict({name: tensor.clone() for name, tensor in other.inner.state_dict().items()})
+
+    def begin_anew(self) -> None:
+        """Forget what the inner optimizer knows: what it moved is another worker's now."""
+        self.inner = self.run.method.inner.build(self.model)
 
     def save(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything that decides what comes next, as JSON-able values and tensors. Exchanges in flight must have been

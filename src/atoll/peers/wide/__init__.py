@@ -1,0 +1,1 @@
+"""Peers over the internet: islands that come, go, stall and hide behind routers."""

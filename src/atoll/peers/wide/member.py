@@ -1,0 +1,261 @@
+"""One island's side of a run, without I/O: its exchanges, the epochs it knows of, and what it owes the coordinator.
+
+    epochs      the coordinator asks how far everyone is (`Propose`); whoever has answered (`Promise`) launches nothing
+                before it has heard the answer (`Epoch`), which governs from a step on that nobody has come to yet
+    exchanges   commit by the votes of all who are left in them; if someone is gone, or silent, everyone left tells the
+                coordinator how things stand (`Report`) and hears who is out (`Settle`)
+
+So the coordinator is needed when something goes wrong, and not to train.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.peers.wide.exchange import Exchange
+from atoll.peers.wide.link import Priority
+from atoll.peers.wide.messages import (
+    COORDINATOR,
+    Beat,
+    Bulk,
+    Committed,
+    Done,
+    Epoch,
+    Gone,
+    Have,
+    Head,
+    Leave,
+    Message,
+    Promise,
+    Propose,
+    Refused,
+    Report,
+    Settle,
+    Want,
+)
+from atoll.wire import Key, Landed, Lost, Membership, Post, Take
+
+REMEMBERED = 4096
+"""Exchanges that are over, and of which this worker still knows how it voted."""
+PUT_BY = 4096
+"""Messages of exchanges that have not begun here, at most: a few for each, and the rest is asked for again."""
+AGAIN_S = 2.0
+"""Without anything new for so long, what is missing in an exchange is asked for again."""
+
+
+@dataclass
+class _Open:
+    """An exchange under way. `touched`: when anything came of it last; `told`: the last report on it."""
+
+    exchange: Exchange
+    touched: float
+    asked: float
+    told: Report | None = None
+
+
+@dataclass
+class Member:
+    """Worker `me` of a run.
+
+    Args: send: hands a message to the link. patience: seconds without anything new after which a silent member is
+    reported.
+    Attributes: out: why this island is no longer part of the run, if so; refused: why it never was; error: why it
+    cannot go on; over: all have come to the end; home: whether the
+    coordinator is there; step: at which it last looked who takes part; epochs: known, ascending; answers: of exchanges that
+    are over.
+    """
+
+    me: int
+    send: Callable[[int, Message, Priority], None]
+    patience: float = 10.0
+    out: str | None = None
+    refused: str | None = None
+    error: str | None = None
+    step: int = 0
+    new: bool = True
+    over: bool = False
+    epochs: list[Epoch] = field(default_factory=list[Epoch])
+    answers: dict[Key, Landed | Lost] = field(default_factory=dict[Key, Landed | Lost])
+    _open: dict[Key, _Open] = field(default_factory=dict[Key, _Open])
+    _over: dict[Key, Have] = field(default_factory=dict[Key, Have])
+    _put_by: defaultdict[Key, list[tuple[int, Message]]] = field(
+        default_factory=lambda: defaultdict[Key, list[tuple[int, Message]]](list)
+    )
+    _gone: set[int] = field(default_factory=set[int])
+    _promised: int = -1
+    home: bool = False
+
+    # what this island does
+
+    def post(self, post: Post, take: Take | None, now: float) -> None:
+        """Begin an exchange."""
+        priority = Priority.OVERLAPPED if take is None else Priority.BLOCKING
+
+        def send(to: int, message: Message) -> None:
+            self.send(to, message, priority if isinstance(message, Bulk) else Priority.CONTROL)
+
+        exchange = Exchange(self.me, post, take, send)
+        self._open[post.key] = each = _Open(exchange, now, now)
+        exchange.start()
+        for sender, message in self._put_by.pop(post.key, []):
+            self._of_exchange(sender, message, now)
+        self._look(each)
+
+    def work(self) -> bool:
+        """Do a little of what is to be done; whether there was anything. What blocks training comes first."""
+        waiting = sorted(self._open.values(), key=lambda each: each.exchange.overlapped)
+        for each in waiting:
+            if each.exchange.work():
+                self._look(each)
+                return True
+        return False
+
+    def meet(self, step: int) -> Membership | None:
+        """Who takes part in what is launched at inner step `step`; None as long as that is being decided. A joiner, who
+        does not, gets the membership of the donor in whose place it stands."""
+        if not self.epochs or self._promised > self.epochs[-1].number:
+            return None
+        self.step = max(self.step, step)
+        epoch = [epoch for epoch in self.epochs if epoch.step <= step][-1:]
+        if not epoch:
+            return None
+        workers, number = epoch[0].workers, epoch[0].number
+        if self.me in workers:
+            return Membership(workers, self.me, number)
+        if self.me in epoch[0].joining:
+            return Membership(workers, epoch[0].donors[0], number)
+        self.out = self.out or f"worker {self.me} is not in epoch {number}, which governs step {step}"
+        return None
+
+    @property
+    def newest(self) -> Epoch | None:
+        """The newest epoch that is known."""
+        return self.epochs[-1] if self.epochs else None
+
+    def beat(self, beat: Beat) -> None:
+        """Say how it goes, and again what may have been lost on the way."""
+        self.send(COORDINATOR, beat, Priority.CONTROL)
+        if self.epochs and self._promised > self.epochs[-1].number:
+            self.send(COORDINATOR, Promise(self._promised, self.step), Priority.CONTROL)
+
+    def leave(self, why: str) -> None:
+        """Take part in no epoch after this one."""
+        self.send(COORDINATOR, Leave(why), Priority.CONTROL)
+
+    def tick(self, now: float) -> None:
+        """What time alone brings about: ask again, and report who is silent."""
+        for each in list(self._open.values()):
+            if now - max(each.touched, each.asked) >= AGAIN_S:
+                each.asked = now
+                each.exchange.ask_again()
+            self._concern(each, silent=self.home and now - each.touched >= self.patience, again=True)
+
+    # what it hears
+
+    def heard(self, sender: int, message: Message, now: float) -> None:
+        """A message. What only the coordinator may say counts from nobody else."""
+        if sender == COORDINATOR:
+            self._of_coordinator(message, now)
+        elif isinstance(message, Head | Bulk | Have | Want):
+            self._of_exchange(sender, message, now)
+
+    def seen(self, address: int, alive: bool) -> None:
+        """Someone came or went. Only the coordinator says who is gone: who went may have lost a link, and come back."""
+        if address == COORDINATOR:
+            self.home = alive
+
+    def _of_coordinator(self, message: Message, now: float) -> None:
+        match message:
+            case Settle():
+                if (each := self._open.get(message.key)) and each.exchange.post.to == message.to:
+                    if any(self.me in workers for workers, _ in message.out):
+                        self.out = f"{message.key} went on without worker {self.me}, which was not heard in time"
+                        return
+                    each.told, each.touched = None, now
+                    each.exchange.settle(message)
+                    self._look(each)
+                elif message.key not in self._over:
+                    self._keep(COORDINATOR, message.key, message)
+            case Propose():
+                self._promised = max(self._promised, message.epoch)
+                self.send(COORDINATOR, Promise(message.epoch, self.step), Priority.CONTROL)
+            case Epoch():
+                if not self.epochs or message.number > self.epochs[-1].number:
+                    # an island is new until it is asked to take part, or to fetch a state: what went before is not its
+                    self.new = self.new and self.me not in {*message.workers, *message.joining}
+                    self.epochs = [*self.epochs[-7:], message] if not self.new else []
+                    self._gone -= {*message.workers, *message.joining}
+            case Gone():
+                if self.me in message.workers and not self.new:
+                    self.out = f"worker {self.me} was not heard by the coordinator in time, and the others went on"
+                self._gone |= set(message.workers)
+                for each in list(self._open.values()):
+                    self._concern(each)
+            case Refused():
+                self.refused = message.why
+            case Done():
+                self.over = True
+            case _:
+                pass
+
+    def _of_exchange(self, sender: int, message: Message, now: float) -> None:
+        assert isinstance(message, Head | Bulk | Have | Want | Settle)
+        key = message.key
+        each = self._open.get(key)
+        if each is None:
+            if over := self._over.get(key):
+                if isinstance(message, Head | Want):
+                    self.send(sender, over, Priority.CONTROL)
+            else:
+                self._keep(sender, key, message)
+            return
+        exchange = each.exchange
+        match message:
+            case Head():
+                exchange.head(sender, message)
+            case Bulk():
+                each.touched = now
+                exchange.bulk(sender, message)
+            case Have():
+                each.touched = now
+                exchange.have(sender, message)
+            case Want():
+                exchange.want(sender, message)
+            case Settle():
+                exchange.settle(message)
+        self._look(each)
+
+    def _keep(self, sender: int, key: Key, message: Message) -> None:
+        """Put by what comes before this island has come as far."""
+        held = sum(map(len, self._put_by.values()))
+        if isinstance(message, Head | Have | Settle) and held < PUT_BY and (sender, message) not in self._put_by[key]:
+            self._put_by[key].append((sender, message))
+
+    def _look(self, each: _Open) -> None:
+        """Whether an exchange is over, or has to be reported."""
+        exchange, key = each.exchange, each.exchange.post.key
+        self.error = self.error or exchange.error
+        outcome = exchange.outcome
+        if outcome is None:
+            self._concern(each)
+            return
+        del self._open[key]
+        self.answers[key] = outcome
+        self._over[key] = Have(key, exchange.version, exchange.digest)
+        if len(self._over) > REMEMBERED:
+            del self._over[next(iter(self._over))]
+        peers = outcome.peers if isinstance(outcome, Landed) else ()
+        told = Committed(key, exchange.post.to, peers, exchange.digest, isinstance(outcome, Lost))
+        self.send(COORDINATOR, told, Priority.CONTROL)
+
+    def _concern(self, each: _Open, *, silent: bool = False, again: bool = False) -> None:
+        """Tell the coordinator of an exchange that cannot end as it began."""
+        exchange = each.exchange
+        if not (silent or self._gone.intersection(exchange.left)):
+            return
+        if silent and not self._gone.intersection(exchange.left) and not exchange.waits:
+            return  # who has not come yet is not silent
+        report = exchange.report()
+        if again or report != each.told:
+            each.told = report
+            self.send(COORDINATOR, report, Priority.CONTROL)

@@ -1,0 +1,357 @@
+"""Messages as they travel: one frame each, in one form only, and nothing in it is code.
+
+    frame    "At", version, kind | checksum of the rest | body
+    record   kind 0: a JSON list of a record's name and fields; floats in hexadecimal, so that they arrive to the bit
+    bulk     kind 1: where a piece of a contribution, a mean or a state belongs, and its bytes
+
+A frame that is read is checked whole: version, checksum, kinds and ranges of all fields, and that what was read would
+be written as it came. So a message cannot be changed on its way without being refused or meaning the same. What is in
+it is then still a peer's word: who handles it checks that it fits what this side has.
+"""
+
+import json
+import struct
+import types
+import zlib
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from atoll.wire import Key
+
+PROTOCOL = 1
+"""Whoever speaks another version is refused by name."""
+MOST = (1 << 21) + 512
+"""Bytes of a frame: a chunk of fp64, and what says where it belongs."""
+COORDINATOR = -2
+"""The coordinator's address; a worker's is its number."""
+DEEP, LONG = 4, 4096
+
+_HEAD = struct.Struct("<2sBBI")
+_BULK = struct.Struct("<iqqBIIB")
+_RECORD, _PIECE = 0, 1
+
+
+class BadMessage(Exception):
+    """A frame that is not a message: whoever gets it drops it, and counts it."""
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """Bytes of an exchange, or of a state.
+
+    Args: key: of the exchange. phase: what they are, one of `CONTRIBUTION`, `MEAN`, `STATE`. version: of the exchange's
+    membership; the number of chunks, of a state. part: whose part of the elements (`segments`). chunk: of the message's
+    grid, or of the state. payload: the bytes.
+    """
+
+    key: Key
+    phase: int
+    version: int
+    part: tuple[int, ...]
+    chunk: int
+    payload: bytes | memoryview
+
+
+CONTRIBUTION, MEAN, STATE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Head:
+    """What goes ahead of a contribution. `form`: elements, bytes of each, and what the codec and fold are called."""
+
+    key: Key
+    to: tuple[int, ...]
+    weight: float
+    norm: float
+    signals: tuple[tuple[str, float], ...]
+    form: str
+
+
+@dataclass(frozen=True)
+class Want:
+    """Send again: chunks of a part that have not come."""
+
+    key: Key
+    phase: int
+    version: int
+    part: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Have:
+    """All of it is here, and it has this digest: a promise never to say otherwise of this version."""
+
+    key: Key
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """To the coordinator, of an exchange that somebody gone, or silent, was to take part in. `silent`: whom this one
+    waits for."""
+
+    key: Key
+    to: tuple[int, ...]
+    version: int
+    complete: bool
+    silent: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Settle:
+    """The coordinator's word on an exchange: for each version after the first, who is out, and whether what they
+    contributed still counts (then only their vote is not waited for)."""
+
+    key: Key
+    to: tuple[int, ...]
+    out: tuple[tuple[tuple[int, ...], bool], ...]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """To the coordinator: an exchange counts, and what it came to. `tokens`: this worker's, that are in it."""
+
+    key: Key
+    to: tuple[int, ...]
+    peers: tuple[int, ...]
+    digest: str
+    lost: bool
+
+
+@dataclass(frozen=True)
+class Hello:
+    """An island says what it trains, and from which step it could go on by itself (0: from the first weights). `life`:
+    of its process, unlike any other's."""
+
+    run: str
+    fingerprint: str
+    version: str
+    step: int
+    life: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """And is told why it cannot take part."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life each second: where an island is, and what it saw. `rates`: bytes per second to each other one."""
+
+    step: int
+    epoch: int
+    sent: int
+    loss: float
+    speed: float
+    rates: tuple[tuple[int, float], ...]
+    training: bool
+
+
+@dataclass(frozen=True)
+class Propose:
+    """The coordinator is about to change the epoch: say how far you are, and launch nothing more until you hear."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The last step at which this island looked who takes part."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Who takes part in what is launched at inner step `step` or later. `joining`: who fetches a state of that step.
+    `donors`: from whom."""
+
+    number: int
+    step: int
+    workers: tuple[int, ...]
+    joining: tuple[int, ...]
+    donors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The coordinator counts these workers as gone."""
+
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Leave:
+    """This worker leaves, of its own will, after what it has launched."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """This worker has come to the end of the run; to it: so have all."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Send a chunk of what is offered under this key."""
+
+    key: Key
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A joiner has the state, as of this step."""
+
+    step: int
+
+
+Record = (
+    Head
+    | Want
+    | Have
+    | Report
+    | Settle
+    | Committed
+    | Hello
+    | Refused
+    | Beat
+    | Propose
+    | Promise
+    | Epoch
+    | Gone
+    | Leave
+    | Ready
+    | Fetch
+    | Done
+)
+Message = Record | Bulk
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
+
+
+def write(message: Message) -> list[bytes | memoryview]:
+    """The parts of a frame: their concatenation is what travels."""
+    if isinstance(message, Bulk):
+        key, count = message.key, len(message.part)
+        place = _BULK.pack(key.rule, key.fragment, key.round, message.phase, message.version, message.chunk, count)
+        body: list[bytes | memoryview] = [place + struct.pack(f"<{count}H", *message.part), message.payload]
+        kind = _PIECE
+    else:
+        body = [_text(message)]
+        kind = _RECORD
+    checksum = 0
+    for part in body:
+        checksum = zlib.crc32(part, checksum)
+    return [_HEAD.pack(b"At", PROTOCOL, kind, checksum), *body]
+
+
+def read(frame: bytes) -> Message:
+    """The message of a frame.
+
+    Raises: BadMessage.
+    """
+    if not _HEAD.size <= len(frame) <= MOST:
+        raise BadMessage(f"{len(frame)} bytes are no message")
+    magic, version, kind, checksum = _HEAD.unpack_from(frame)
+    if magic != b"At":
+        raise BadMessage("not a message of atoll")
+    if version != PROTOCOL:
+        raise BadMessage(f"protocol {version}, this side speaks {PROTOCOL}")
+    body = memoryview(frame)[_HEAD.size :]
+    if zlib.crc32(body) != checksum:
+        raise BadMessage("its checksum is another")
+    match kind:
+        case 0:
+            return _record(bytes(body))
+        case 1:
+            return _bulk(body)
+        case _:
+            raise BadMessage(f"kind {kind} is unknown")
+
+
+def _bulk(body: memoryview) -> Bulk:
+    try:
+        rule, fragment, round_, phase, version, chunk, count = _BULK.unpack_from(body)
+        part = struct.unpack_from(f"<{count}H", body, _BULK.size)
+    except struct.error:
+        raise BadMessage("it ends too soon") from None
+    if phase > STATE or not count <= DEEP:
+        raise BadMessage("its place is none")
+    return Bulk(Key(rule, fragment, round_), phase, version, part, chunk, body[_BULK.size + 2 * count :])
+
+
+def _record(body: bytes) -> Record:
+    try:
+        listed = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadMessage("it is not JSON") from None
+    if not isinstance(listed, list) or not listed or not isinstance(listed[0], str) or listed[0] not in _KINDS:
+        raise BadMessage("no record is called so")
+    kind = _KINDS[listed[0]]
+    hints = _fields(kind)
+    if len(listed) != len(hints) + 1:
+        raise BadMessage(f"a {listed[0]} has {len(hints)} fields")
+    record = kind(*(_value(hint, value) for hint, value in zip(hints, listed[1:], strict=True)))
+    if _text(record) != body:
+        raise BadMessage("it is written in another form than its own")
+    return record
+
+
+@cache
+def _fields(kind: type[Any]) -> list[Any]:
+    hints = get_type_hints(kind)
+    return [hints[field.name] for field in fields(kind)]
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """A field's value from what JSON holds."""
+    if hint is Key:
+        return Key(*_value(tuple[int, int, int], value))
+    if get_origin(hint) is tuple:
+        kinds = get_args(hint)
+        if not isinstance(value, list) or len(value) > LONG:
+            raise BadMessage("a list was expected")
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            return tuple(_value(kinds[0], each) for each in value)
+        if len(kinds) != len(value):
+            raise BadMessage("a list has another length")
+        return tuple(_value(each, of) for each, of in zip(kinds, value, strict=True))
+    if get_origin(hint) in (Union, types.UnionType):
+        raise AssertionError("records have plain fields")
+    if hint is float:
+        if not isinstance(value, str):
+            raise BadMessage("a number was expected")
+        try:
+            return float.fromhex(value)
+        except (ValueError, OverflowError):
+            raise BadMessage("a number was expected") from None
+    if (
+        type(value) is not hint
+        or (hint is int and not -(2**63) <= value < 2**63)
+        or (hint is str and len(value) > LONG)
+    ):
+        raise BadMessage(f"a {hint.__name__} was expected")
+    return value
+
+
+def _text(record: Record) -> bytes:
+    values = [getattr(record, field.name) for field in fields(record)]
+    return json.dumps([type(record).__name__, *map(_plain, values)], separators=(",", ":")).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, Key):
+        return list(value[:3])
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value

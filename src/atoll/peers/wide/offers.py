@@ -1,0 +1,137 @@
+"""What an island offers to one that joins: its state as it was at one boundary, and what has landed since.
+
+    manifest    what is not a tensor, as JSON; names, dtypes and sizes of tensors; sha256 of each chunk of the state
+    state       all tensors, one behind the other
+    landings    of each exchange that has landed after that boundary: the outcome, and the mean
+
+Everything is asked for and sent chunk by chunk, so that it can come from several islands at once, and whatever is lost
+is asked for again.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.wire import Key, Landed, Lost
+
+PIECE = 1 << 20
+"""Bytes of a chunk."""
+KEPT = 3
+"""States that are offered at a time: who joined before the oldest of them begins anew."""
+ASKED = 1024
+"""What is asked for before it is there, at most; more is asked for again."""
+MANIFEST, STATE_OF = -10, -11
+"""Rule numbers of what is no exchange's, in its key; the round is the number of the epoch."""
+
+
+def manifest_key(epoch: int) -> Key:
+    """What an epoch's manifest is asked for by."""
+    return Key(MANIFEST, 0, epoch)
+
+
+def state_key(epoch: int) -> Key:
+    """What the tensors of an epoch's state are asked for by."""
+    return Key(STATE_OF, 0, epoch)
+
+
+class Offers:
+    """What one island offers: the states of the last epochs in which somebody joined, and what has landed since the
+    first of them. Attributes: epochs: whose states there are, ascending."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self._lock = threading.Lock()
+        self._blobs: dict[Key, memoryview] = {}
+        self._asked: dict[Key, set[int]] = {}
+
+    def state(self, epoch: int, meta: Mapping[str, Any], tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Offer the state of the boundary at which an epoch began; tensors are copied at once."""
+        self.epochs.append(epoch)
+        if len(self.epochs) > KEPT:
+            self._forget(self.epochs.pop(0))
+        parts = [tensor.detach().reshape(-1).view(torch.uint8).cpu() for _, tensor in tensors]
+        flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        forms = [[name, str(tensor.dtype).removeprefix("torch."), tensor.numel()] for name, tensor in tensors]
+        # beside training: an island does not wait for digests of what it gives away
+        threading.Thread(target=self._offer, args=(epoch, dict(meta), forms, flat), daemon=True).start()
+
+    def clear(self) -> None:
+        """Nobody joins any more."""
+        with self._lock:
+            self.epochs.clear()
+            self._blobs.clear()
+            self._asked.clear()
+
+    def _forget(self, epoch: int) -> None:
+        with self._lock:
+            for key in (state_key(epoch), manifest_key(epoch)):
+                self._blobs.pop(key, None)
+
+    def _offer(self, epoch: int, meta: dict[str, Any], forms: list[list[Any]], flat: Tensor) -> None:
+        state = view(flat)
+        sums = [sha256(piece).hexdigest() for piece in _pieces(state)]
+        manifest = json.dumps({"meta": meta, "tensors": forms, "sums": sums, "bytes": len(state)}).encode()
+        with self._lock:
+            if epoch in self.epochs:
+                self._blobs[state_key(epoch)] = state
+                self._blobs[manifest_key(epoch)] = memoryview(manifest)
+
+    def landed(self, key: Key, outcome: Landed | Lost, mean: Tensor | None) -> set[int]:
+        """Keep what has landed; `mean` belongs to the offer from now on. Returns: who has asked for it in vain."""
+        head = json.dumps({"landed": isinstance(outcome, Landed), "outcome": _plain(outcome)}).encode()
+        values = b"" if mean is None else bytes(view(mean.view(torch.uint8)))
+        with self._lock:
+            self._blobs[key] = memoryview(len(head).to_bytes(4, "little") + head + values)
+            return self._asked.pop(key, set())
+
+    def piece(self, key: Key, chunk: int, sender: int) -> tuple[memoryview, int]:
+        """One chunk for `sender`, and how many there are: none, if this is not offered yet."""
+        with self._lock:
+            blob = self._blobs.get(key)
+            if blob is None:
+                if self.epochs and len(self._asked) < ASKED:
+                    self._asked.setdefault(key, set()).add(sender)
+                return memoryview(b""), 0
+        return blob[chunk * PIECE : (chunk + 1) * PIECE], max(1, -(-len(blob) // PIECE))
+
+
+def outcome_of(blob: bytes) -> tuple[Landed | Lost, bytes]:
+    """What `landed` kept: the outcome, and the bytes of the mean."""
+    size = int.from_bytes(blob[:4], "little")
+    record = json.loads(blob[4 : 4 + size])
+    values: dict[str, Any] = record["outcome"]
+    values["key"] = Key(*values["key"])
+    if record["landed"]:
+        values |= {name: tuple(values[name]) for name in ("peers", "norms", "weights", "refused", "dropped")}
+    return (Landed if record["landed"] else Lost)(**values), blob[4 + size :]
+
+
+def tensors_of(manifest: Mapping[str, Any], state: bytes | bytearray) -> dict[str, Tensor]:
+    """The tensors of a state, by name."""
+    found, start = dict[str, Tensor](), 0
+    for name, dtype, numel in manifest["tensors"]:
+        kind: torch.dtype = getattr(torch, dtype)
+        size = numel * kind.itemsize
+        found[name] = torch.frombuffer(bytearray(state[start : start + size]), dtype=kind) if size else torch.empty(0)
+        start += size
+    return found
+
+
+def _pieces(blob: memoryview) -> Iterator[memoryview]:
+    yield from (blob[start : start + PIECE] for start in range(0, max(1, len(blob)), PIECE))
+
+
+def _plain(outcome: Landed | Lost) -> dict[str, Any]:
+    """JSON-able; what a landing of two halves holds is made anew when it lands."""
+    return {name: value for name, value in asdict(outcome).items() if name != "anchor"}
+
+
+def view(flat: Tensor) -> memoryview:
+    """The bytes of a tensor of uint8, where they are."""
+    return memoryview(flat.numpy())  # pyright: ignore[reportArgumentType]  # numpy's buffer protocol is not in its stubs

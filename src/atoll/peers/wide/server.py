@@ -1,0 +1,100 @@
+"""The coordinator at work: its decisions, on a link, in a thread."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from atoll.errors import AtollError
+from atoll.peers.wide.coordinator import Coordinator
+from atoll.peers.wide.ledger import Ledger
+from atoll.peers.wide.link import Link, Priority
+from atoll.peers.wide.messages import BadMessage, Message, read, write
+
+TICK_S = 0.5
+
+
+@dataclass
+class Server:
+    """Serves one run until it is closed.
+
+    Args: link: not started yet; the server closes it. ledger: of the run. say: tells a person. run, version, islands,
+    lease: as of `Coordinator`.
+    Attributes: error: why it stopped, if it did. bad: messages that were none.
+    """
+
+    link: Link
+    ledger: Ledger
+    run: str
+    version: str
+    say: Callable[[str], None]
+    islands: int = 1
+    lease: float = 10.0
+    error: AtollError | None = None
+    bad: int = 0
+    coordinator: Coordinator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.coordinator = Coordinator(
+            self.run, self.version, self.ledger, self._send, self.say, self.islands, self.lease
+        )
+        self._jobs: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="atoll-coordinator", daemon=True)
+        self.link.start(self._hears, self._sees)
+        self._thread.start()
+
+    def look(self, ask: Callable[[Coordinator], Mapping[str, object]], timeout: float = 5.0) -> Mapping[str, object]:
+        """Ask the coordinator something, in its own thread."""
+        answers: queue.SimpleQueue[Mapping[str, object]] = queue.SimpleQueue()
+        self._jobs.put(lambda now: answers.put(ask(self.coordinator)))
+        return answers.get(timeout=timeout)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it stops; whether it has."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop. What was decided is in the ledger."""
+        self._jobs.put(None)
+        self._thread.join(5.0)
+        self.link.close()
+        self.ledger.close()
+
+    def _loop(self) -> None:
+        ticked = time.monotonic()
+        try:
+            while True:
+                try:
+                    job = self._jobs.get(timeout=TICK_S)
+                    if job is None:
+                        return
+                    job(time.monotonic())
+                except queue.Empty:
+                    pass
+                now = time.monotonic()
+                if now - ticked >= TICK_S:
+                    ticked = now
+                    self.coordinator.tick(now)
+        except AtollError as error:
+            self.error = error
+            self.say(str(error))
+
+    def _send(self, to: int, message: Message) -> None:
+        self.link.send(to, write(message), Priority.CONTROL)
+
+    def _hears(self, sender: int, frame: bytes) -> None:
+        self._jobs.put(lambda now: self._read(sender, frame, now))
+
+    def _read(self, sender: int, frame: bytes, now: float) -> None:
+        try:
+            message = read(frame)
+        except BadMessage:
+            self.bad += 1
+            return
+        if sender >= 0:
+            self.coordinator.heard(sender, message, now)
+
+    def _sees(self, address: int, alive: bool) -> None:
+        self._jobs.put(lambda now: self.coordinator.seen(address, alive, now))

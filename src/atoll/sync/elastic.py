@@ -1,0 +1,101 @@
+"""Groups whose members come and go: looking who takes part, offering a state to whoever joins, and joining.
+
+A joiner takes over a state as it was before one boundary, and goes along with what lands from there on, without
+training: it carries out the same flows, and its group answers them with what a donor was answered. Live is the anchor
+when it begins to train, and its inner optimizer begins anew.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from atoll.errors import CompositionError
+from atoll.parts.mixers import Work
+from atoll.sync.drive import drive
+from atoll.sync.flow import boundary
+from atoll.sync.state import SyncState
+from atoll.wire import Key, Membership, PeerGroup, Source
+
+State = tuple[Mapping[str, Any], Sequence[tuple[str, Tensor]]]
+
+
+@runtime_checkable
+class ElasticGroup(PeerGroup, Protocol):
+    """A way to others who come and go."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether this worker has yet to take over a state before it takes part."""
+        ...
+
+    def meet(self, step: int) -> Membership:
+        """Who takes part in what is launched at inner step `step`, alike on all; a joiner, who does not, gets the
+        membership of the one in whose place it stands."""
+        ...
+
+    def offer(self, capture: Callable[[], State]) -> None:
+        """If somebody joins at the boundary that `meet` was called for: capture the state before it."""
+        ...
+
+    def enter(self, *, alike: bool) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+        """Fetch a state, from any of the others if they hold it `alike`. Until this worker takes part, exchanges are
+        answered as they were there."""
+        ...
+
+    def expect(self, key: Key, source: Source) -> Key:
+        """An exchange that was in flight in a state that was fetched; its mean is written here."""
+        ...
+
+    def again(self) -> None:
+        """Drop everything under way, to come again after the others went on; `agree` is next."""
+        ...
+
+    def begins(self) -> int | None:
+        """The step from which a joiner takes part, once that is known."""
+        ...
+
+
+def meet(state: SyncState, group: ElasticGroup) -> None:
+    """Before a boundary: take up who takes part in what it launches, and offer the state if somebody joins."""
+    state.membership = group.meet(state.step)
+
+    def capture() -> State:
+        # the answers of what is in flight will follow
+        awaited = {".".join(map(str, entry.key)) for entry in state.queue if not entry.outcome}
+        tensors = [(name, tensor) for name, tensor in state.tensors() if name.partition(".")[2] not in awaited]
+        return state.meta(), tensors
+
+    group.offer(capture)
+
+
+def enter(state: SyncState, group: ElasticGroup) -> None:
+    """Come in: returns when this worker takes part in the next boundary.
+
+    Raises: CompositionError for a strategy without anchors, which nobody could come in by.
+    """
+    if state.gradient_tracks():
+        raise CompositionError(
+            "the strategy averages gradients within every step, so there are no anchors by which a worker could come "
+            "in; take a method with anchors, such as diloco"
+        )
+    state.take_over(*group.enter(alike=state.strategy.agrees))
+    for entry in state.queue:
+        if not entry.outcome and entry.snapshot:
+            group.expect(entry.key, entry.snapshot)
+    work = state.work
+    # what is due at the step that it was captured at has yet to be carried out
+    state.work = work._replace(steps=work.steps - 1)
+    state.plan()
+    state.work = work
+    while True:
+        state.membership = group.meet(state.step)
+        drive(boundary(state), group)
+        begins = group.begins()
+        if begins is not None and begins <= state.due:
+            break
+        steps, tokens, share = state.work
+        state.work = Work(state.due, tokens * state.due // max(1, steps), share)
+    for fragment in state.fragments:
+        if fragment.anchor:
+            fragment.live.adopt(fragment.anchor)

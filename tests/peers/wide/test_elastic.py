@@ -1,0 +1,92 @@
+"""Islands that come and go: bits as in one process without faults, and what becomes of rounds with them."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from atoll.parts.codecs import float4
+from atoll.parts.fragments import by_name
+from atoll.parts.landings import After
+from atoll.parts.merges import blend
+from atoll.parts.mixers import all_mean
+from atoll.parts.outers import nesterov, sgd
+from atoll.parts.schedules import every, staggered
+from atoll.peers.wide.server import Server
+from atoll.recipes.diloco import eager_diloco
+from atoll.recipes.gossip import noloco
+from atoll.sync.rule import Rule, Strategy
+from atoll.testing.islands import Sea, serve
+from atoll.testing.toys import Mlp
+from atoll.testing.turns import run_turns
+from atoll.wire import Keep, Landed, Lost
+from tests.peers.wide.crew import Sailor
+
+DILOCO = Strategy((Rule(every(5), outer=nesterov(0.7, 0.9)),))
+STREAMING = Strategy(
+    (Rule(staggered(6, 2), sgd(0.8), codec=float4(), mixer=all_mean(Keep()), landing=After(2), merge=blend(0.5)),),
+    by_name("first*", "*"),
+)
+
+
+@contextmanager
+def coast(folder: Path, islands: int, *, lease: float = 10.0) -> Generator[tuple[Sea, Server, list[str]]]:
+    sea, said = Sea(), list[str]()
+    server = serve(sea, folder, islands, said.append, lease=lease)
+    try:
+        yield sea, server, said
+    finally:
+        server.close()
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+@pytest.mark.parametrize("strategy", [DILOCO, eager_diloco(5).strategy, STREAMING, noloco(5).strategy])
+def test_without_faults_bits_are_those_of_one_process(strategy: Strategy, workers: int, tmp_path: Path) -> None:
+    syncs, _ = run_turns(Mlp(), strategy, workers=workers, steps=20)
+    with coast(tmp_path, workers) as (sea, _, _):
+        crew = [Sailor(sea, worker, Mlp(), strategy, 20) for worker in range(workers)]
+        for sailor in crew:
+            sailor.join()
+    for sailor, sync in zip(crew, syncs, strict=True):
+        assert sailor.sync
+        assert sailor.sync.state.digest() == sync.state.digest()
+
+
+def test_a_death_costs_no_round_and_all_who_are_left_hold_the_same(tmp_path: Path) -> None:
+    with coast(tmp_path, 4) as (sea, _, said):
+        crew = [Sailor(sea, worker, Mlp(), DILOCO, 60, lambda step: 0.002) for worker in range(4)]
+        until(lambda: len(crew[0].log) > 6)
+        crew[2].kill()
+        for sailor in crew:
+            sailor.join()
+    left = [crew[0], crew[1], crew[3]]
+    for sailor in left:
+        assert [event for _, event in sailor.log if isinstance(event, Lost)] == []
+        assert sum(isinstance(event, Landed) for _, event in sailor.log) == 12
+    assert len({sailor.digests[60] for sailor in left}) == 1
+    assert any("worker 2 is gone" in line for line in said)
+
+
+def test_an_island_that_comes_later_holds_the_same_from_its_first_boundary_on(tmp_path: Path) -> None:
+    with coast(tmp_path, 2) as (sea, _, _):
+        crew = [Sailor(sea, worker, Mlp(), DILOCO, 200, lambda step: 0.004) for worker in range(2)]
+        until(lambda: len(crew[0].log) > 6)
+        crew.append(Sailor(sea, 2, Mlp(), DILOCO, 200, lambda step: 0.004))
+        for sailor in crew:
+            sailor.join()
+    assert crew[2].entered[0] > 0
+    shared = [step for step in crew[2].digests if step in crew[0].digests and step % 5 == 0]
+    assert len(shared) > 5
+    for step in shared:
+        assert crew[2].digests[step] == crew[0].digests[step] == crew[1].digests[step]
+    last = [event for _, event in crew[0].log if isinstance(event, Landed)][-1]
+    assert last.peers == (0, 1, 2)

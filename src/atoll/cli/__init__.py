@@ -31,6 +31,10 @@ USAGE = """usage: atoll COMMAND ...
   atoll explain METHOD     what a method sends, when it leaves and lands, how long a link takes; its paper, its loop
   atoll plan METHOD...     utilisation, bytes and time on a network, what bandwidth is needed, what to change first
   atoll simulate METHOD    train it for real on the virtual time of a network with faults: loss against time
+  atoll launch METHOD      islands in processes of this machine, that come and go as they would far apart
+  atoll coordinator RUN    look after a run of islands far apart; atoll invite RUN for more invitations
+  atoll join INVITATION METHOD   train on this island with the others; atoll leave DIR to take it out
+  atoll status RUN         who is there, how far, and what the last rounds came to
   atoll sensitivity DIR    which blocks of a run's model make its workers disagree: which to mix, where links are slow
 
   atoll COMMAND --help     the methods; after METHOD its options
@@ -67,6 +71,12 @@ def _dispatch(args: list[str]) -> int:
         "plan": _plan,
         "simulate": _simulate,
         "sensitivity": _sensitivity,
+        "launch": _launch,
+        "coordinator": _coordinator,
+        "invite": _invite,
+        "join": _join,
+        "status": _status,
+        "leave": _leave,
     }
     match args:
         case []:
@@ -232,6 +242,98 @@ def _sensitivity(args: list[str]) -> None:
     measuring: Measuring = values["measuring"]
     with _results_on(measuring.json) as stdout:
         measure(Path(words[0]), measuring, stdout)
+
+
+def _launch(args: list[str]) -> None:
+    from atoll.cli.options import Options
+    from atoll.cli.wide_options import Launching
+
+    _, values = _method("launch", args, run=Options, islands=Launching)
+    asked: Launching = values["islands"]
+    own = {"--islands": 2, "--out": 2, "--resume": 1, "--json": 1}
+    words, rest = list[str](), list(args)
+    while rest:
+        flag, given, _ = rest[0].partition("=")
+        count = own.get(flag, 0)
+        words += [] if count else rest[:1]
+        rest = rest[1 if given or not count else count :]
+    if not values["run"].workers:
+        words += ["--workers", str(asked.islands)]
+    from atoll.cli.wide import launch
+
+    with _results_on(asked.json) as stdout, _resumable(asked.out):
+        launch(words, asked, stdout)
+
+
+def _coordinator(args: list[str]) -> None:
+    from atoll.cli.wide_options import Coordinating
+
+    folder, values = _folder("coordinator", "RUN", "Look after a run of islands far apart.", args, asked=Coordinating)
+    from atoll.cli.wide import coordinate
+
+    try:
+        coordinate(folder, values["asked"])
+    except KeyboardInterrupt:
+        how = "islands train on meanwhile"
+        raise KeyboardInterrupt(f"stopped; the same command goes on with the run in {folder}, and {how}") from None
+
+
+def _invite(args: list[str]) -> None:
+    from atoll.cli.wide_options import Inviting
+
+    folder, values = _folder("invite", "RUN", "Make invitations to a run, each for one island.", args, asked=Inviting)
+    from atoll.cli.wide import invite
+
+    invite(folder, values["asked"], sys.stdout)
+
+
+def _join(args: list[str]) -> None:
+    from atoll.cli.options import Options
+    from atoll.cli.wide_options import Joining
+
+    match args:
+        case [invitation, *rest] if not invitation.startswith("-"):
+            pass
+        case _:
+            invitation, rest = "", ["--help"] if {"-h", "--help"} & set(args) else []
+    if not invitation and not rest:
+        raise UsageError(
+            "atoll join needs an invitation before the method; atoll coordinator and atoll invite make them"
+        )
+    method, values = _method("join", rest, run=Options, place=Joining)
+    from atoll.cli.wide import join
+
+    with _results_on(values["place"].json) as stdout, _resumable(values["place"].out):
+        join(invitation, values["run"].run(method), values["place"], stdout)
+
+
+def _status(args: list[str]) -> None:
+    as_json = "--json" in args
+    words = [word for word in args if word != "--json"]
+    folder, _ = _folder("status", "RUN", "Who is there, how far, and what the last rounds came to.", words)
+    from atoll.cli.wide import status
+
+    status(folder, sys.stdout, as_json=as_json)
+
+
+def _leave(args: list[str]) -> None:
+    folder, _ = _folder("leave", "DIR", "Let an island of this machine leave after its round.", args)
+    from atoll.cli.wide import leave
+
+    leave(folder)
+
+
+def _folder(
+    command: str, word: str, about: str, args: list[str], **parts: Callable[..., Any]
+) -> tuple[Path, dict[str, Any]]:
+    """The one directory that a command takes, and its options."""
+    from atoll.cli.flags import parsed
+
+    values, words = parsed(f"atoll {command}", args, about, word, **parts)
+    if len(words) != 1:
+        given = f"was given {len(words)}" if words else "needs one"
+        raise UsageError(f"atoll {command} takes one {word}, a directory, and {given}")
+    return Path(words[0]), values
 
 
 def _method(command: str, args: list[str], **parts: Callable[..., Any]) -> tuple["Method", dict[str, Any]]:

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from shutil import which
 
@@ -13,18 +14,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from atoll.errors import UsageError
-from atoll.peers.wide.credentials import (
-    DAY,
-    Authority,
-    Invitation,
-    Invited,
-    SqliteInvitations,
-    hash_of,
-    request,
-    requested,
-)
+from atoll.peers.wide.credentials import DAY, Authority, request, requested
+from atoll.peers.wide.invitations import Invitation, Invited, SqliteInvitations, hash_of
 
 NOW = time.time()
+KEY, OTHER = b"the hash of a key", b"of another"
 
 
 def authority(folder: Path, run: str = "demo") -> Authority:
@@ -212,14 +206,34 @@ def test_an_invitation_is_used_once_and_not_when_the_place_is_refused() -> None:
         raise UsageError("worker 3 is here already")
 
     with pytest.raises(UsageError, match="here already"):
-        invitations.take(one.name, hash_of(one.secret), NOW, refuse)
+        invitations.take(one.name, hash_of(one.secret), KEY, NOW, refuse)
     with pytest.raises(UsageError, match=r"no invitation .* with this secret"):
-        invitations.take(one.name, hash_of("guess"), NOW, lambda: 1)
+        invitations.take(one.name, hash_of("guess"), KEY, NOW, lambda: 1)
     assert invitations.list() == [Invited(one.name, one.expires, False, None)]
-    assert invitations.take(one.name, hash_of(one.secret), NOW, lambda: 4) == 4
+    assert invitations.take(one.name, hash_of(one.secret), KEY, NOW, lambda: 4) == 4
     with pytest.raises(UsageError, match="was used already, by worker 4"):
-        invitations.take(one.name, hash_of(one.secret), NOW, refuse)
+        invitations.take(one.name, hash_of(one.secret), OTHER, NOW, refuse)
     assert invitations.list() == [Invited(one.name, one.expires, False, 4)]
+
+
+def test_whoever_asks_again_with_the_same_key_gets_the_same_place_until_the_invitation_expires() -> None:
+    invitations, one, places = store(), invitation(NOW + 2), iter(range(4, 9))
+    invitations.add(one)
+    take = partial(invitations.take, one.name, hash_of(one.secret))
+    for now in (NOW, NOW, NOW + 1):
+        assert take(KEY, now, lambda: next(places)) == 4
+    assert next(places) == 5
+    with pytest.raises(UsageError, match="expired at"):
+        take(KEY, NOW + 2, lambda: 0)
+    with pytest.raises(UsageError, match=r"no invitation .* with this secret"):
+        invitations.take(one.name, hash_of("guess"), KEY, NOW, lambda: 0)
+
+
+def test_one_key_that_asks_twice_at_once_gets_one_place() -> None:
+    invitations, one = store(), invitation()
+    invitations.add(one)
+    take = partial(invitations.take, one.name, hash_of(one.secret), KEY, NOW)
+    assert take(lambda: take(lambda: 4) + 1) == 4
 
 
 def test_an_invitation_expires_and_can_be_revoked() -> None:
@@ -227,11 +241,11 @@ def test_an_invitation_expires_and_can_be_revoked() -> None:
     for each in (used, revoked, late):
         invitations.add(each)
     with pytest.raises(UsageError, match=r"expired at \d{4}-.* UTC"):
-        invitations.take(late.name, hash_of(late.secret), NOW, lambda: 0)
+        invitations.take(late.name, hash_of(late.secret), KEY, NOW, lambda: 0)
     invitations.revoke(revoked.name)
     with pytest.raises(UsageError, match="was revoked; ask"):
-        invitations.take(revoked.name, hash_of(revoked.secret), NOW, lambda: 0)
-    invitations.take(used.name, hash_of(used.secret), NOW, lambda: 0)
+        invitations.take(revoked.name, hash_of(revoked.secret), KEY, NOW, lambda: 0)
+    invitations.take(used.name, hash_of(used.secret), KEY, NOW, lambda: 0)
     with pytest.raises(UsageError, match="was used by worker 0; it cannot be revoked"):
         invitations.revoke(used.name)
     with pytest.raises(UsageError, match="no invitation nobody to revoke"):
@@ -248,7 +262,7 @@ def test_what_happens_while_a_place_is_sought_counts() -> None:
         return 0
 
     with pytest.raises(UsageError, match="was revoked"):
-        invitations.take(one.name, hash_of(one.secret), NOW, meanwhile)
+        invitations.take(one.name, hash_of(one.secret), KEY, NOW, meanwhile)
 
 
 def test_of_many_at_once_one_gets_the_place(tmp_path: Path) -> None:
@@ -260,7 +274,7 @@ def test_of_many_at_once_one_gets_the_place(tmp_path: Path) -> None:
     def take(worker: int) -> None:
         gate.wait()
         try:
-            taken.append(stores[worker].take(one.name, hash_of(one.secret), NOW, lambda: worker))
+            taken.append(stores[worker].take(one.name, hash_of(one.secret), b"key %d" % worker, NOW, lambda: worker))
         except UsageError as error:
             refused.append(str(error))
 

@@ -1,94 +1,24 @@
-"""Enrolment over real sockets: what works, what is refused with a sentence, and what strangers can do to it."""
+"""Enrolment over real sockets: what works, what is refused with a sentence, and what a lost reply costs."""
 
-import json
 import socket
-import sqlite3
 import ssl
 import stat
-import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from shutil import which
 
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from atoll.errors import GroupError, UsageError
-from atoll.peers.wide.credentials import DAY, HOUR, Authority, Invitation, SqliteInvitations, request
-from atoll.peers.wide.enrol import CALLERS, MAX_REQUEST, Desk, Enrolled, EnrolmentService, enrol
-
-ENDPOINTS = ("198.51.100.7:7447",)
-
-
-class Coordinator:
-    """One that gives the numbers 0, 1, ... or the one that is asked for, once."""
-
-    def __init__(self, folder: Path, run: str = "demo", *, clock: float = 0.0, name: str = "coordinator") -> None:
-        self.folder, self.run, self.clock = folder, run, clock
-        self.said: list[str] = []
-        self.places: list[int] = []
-        self.authority = Authority.open(folder, run, self.now())
-        self.authority.equip(folder, name, self.now())
-        self.invitations = SqliteInvitations(sqlite3.connect(":memory:", check_same_thread=False))
-        desk = Desk(self.authority, self.invitations, self.place, ENDPOINTS, self.said.append, self.now)
-        self.service = EnrolmentService(desk, folder, "127.0.0.1:0", patience_s=1.0)
-
-    def now(self) -> float:
-        return time.time() + self.clock
-
-    def place(self, wanted: int | None) -> int:
-        if wanted in self.places:
-            raise UsageError(f"worker {wanted} is here already; ask for another number")
-        self.places.append(len(self.places) if wanted is None else wanted)
-        return self.places[-1]
-
-    def invite(self, *addresses: str, lasts: float = DAY) -> Invitation:
-        der = self.authority.certificate.public_bytes(Encoding.DER)
-        made = Invitation(self.run, addresses or (f"127.0.0.1:{self.service.port}",), der, self.now() + lasts)
-        self.invitations.add(made)
-        return made
-
-    def call(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.service.port), 5.0)
-
-    def talk(self) -> ssl.SSLSocket:
-        context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
-        return context.wrap_socket(self.call(), server_hostname=f"coordinator.{self.run}.atoll")
-
-    def answer(self, **changed: object) -> str:
-        """The error with which a request is answered that is changed somewhere."""
-        made = self.invite()
-        asked = {"name": made.name, "secret": made.secret, "request": request()[1].decode(), "worker": None}
-        with self.talk() as talk:
-            talk.sendall(json.dumps({"protocol": 1, "time": time.time()} | asked | changed).encode() + b"\n")
-            return json.loads(talk.makefile().readline())["error"]
-
-
-Start = Callable[..., Coordinator]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Coordinator] = []
-
-    def one(run: str = "demo", **given: object) -> Coordinator:
-        started.append(Coordinator(tmp_path / f"coordinator-{len(started)}", run, **given))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield one
-    for each in started:
-        each.service.close()
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 5.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from atoll.files import write_whole
+from atoll.peers.wide.credentials import DAY, HOUR
+from atoll.peers.wide.desk import Desk, EnrolmentService
+from atoll.peers.wide.enrol import Enrolled, enrol
+from atoll.peers.wide.invitations import Invitation
+from tests.peers.wide.desks import ENDPOINTS, Start, until
 
 
 def test_an_invitation_becomes_a_certificate_that_openssl_accepts(start: Start, tmp_path: Path) -> None:
@@ -172,6 +102,71 @@ def test_used_expired_revoked_and_unknown_invitations_are_refused_on_both_sides(
             enrol(made.text(), tmp_path / "second")
         assert why in here.said[-1]
     assert here.places == [0]
+
+
+@pytest.mark.parametrize("ended", ["the reply is lost", "the reply is garbled", "the disk is full"])
+def test_an_island_whose_reply_was_lost_enrols_again_with_the_same_invitation(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    here, folder = start(), tmp_path / "island"
+    here.places = [0, 1, 2]
+    made, answer, whole = here.invite().text(), Desk.answer, write_whole
+
+    def lose(desk: Desk, line: bytes, caller: str) -> bytes:
+        assert b"certificate" in answer(desk, line, caller)
+        if ended == "the reply is lost":
+            raise ConnectionResetError("Connection reset by peer")
+        return b"{}\n"
+
+    def full(path: Path, write: Callable[[Path], object]) -> None:
+        if path.name == "cert.pem":
+            raise OSError(28, "No space left on device")
+        whole(path, write)
+
+    with monkeypatch.context() as patched:
+        if ended == "the disk is full":
+            patched.setattr("atoll.peers.wide.credentials.write_whole", full)
+        else:
+            patched.setattr(Desk, "answer", lose)
+        with pytest.raises((GroupError, UsageError)):
+            enrol(made, folder)
+    assert not (folder / "cert.pem").exists()
+    key = (folder / "key.pem").read_bytes()
+    with pytest.raises(UsageError, match="made this island worker 3 before; enrol again as that one"):
+        enrol(made, folder, worker=7)
+    with pytest.raises(UsageError, match="was used already, by worker 3"):
+        enrol(made, tmp_path / "another")
+    assert enrol(made, folder) == Enrolled("demo", 3, ENDPOINTS)
+    assert (folder / "key.pem").read_bytes() == key
+    assert here.places == [0, 1, 2, 3]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")  # raises unless they belong together
+
+
+def test_a_coordinator_that_is_away_for_a_while_costs_no_key_that_has_asked(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, folder = start(), tmp_path / "island"
+    there, made, answer = here.service.port, here.invite(), Desk.answer
+    with monkeypatch.context() as patched:
+        patched.setattr(Desk, "answer", lambda desk, line, caller: answer(desk, line, caller) and b"{}\n")
+        with pytest.raises(GroupError):
+            enrol(made.text(), folder)
+    here.service.close()
+    with pytest.raises(GroupError, match=f"127.0.0.1:{there} cannot be reached"):
+        enrol(made.text(), folder)
+    desk = Desk(here.authority, here.invitations, here.place, ENDPOINTS, here.said.append, here.now)
+    here.service = EnrolmentService(desk, here.folder, f"127.0.0.1:{there}")
+    assert enrol(made.text(), folder).worker == 0
+    assert here.places == [0]
+
+
+def test_a_key_that_is_left_over_and_broken_is_replaced(start: Start, tmp_path: Path) -> None:
+    here, folder = start(), tmp_path / "island"
+    folder.mkdir()
+    (folder / "ca.pem").write_bytes((here.folder / "ca.pem").read_bytes())
+    (folder / "key.pem").write_text("nonsense")
+    assert enrol(here.invite().text(), folder).worker == 0
 
 
 def test_another_runs_coordinator_is_found_out_before_it_hears_the_secret(start: Start, tmp_path: Path) -> None:
@@ -268,106 +263,3 @@ def test_a_full_disk_is_noticed_before_the_invitation_is_used(
             enrol(made, tmp_path / "island")
     assert not list((tmp_path / "island").iterdir())
     assert enrol(made, tmp_path / "island").worker == 0
-
-
-def test_a_port_that_is_taken_and_files_that_are_missing_are_named(start: Start, tmp_path: Path) -> None:
-    here = start()
-    desk = Desk(here.authority, here.invitations, here.place, ENDPOINTS, here.said.append)
-    with pytest.raises(UsageError, match=r"cannot listen there \(Address already in use\); give a free port"):
-        EnrolmentService(desk, here.folder, f"127.0.0.1:{here.service.port}")
-    with pytest.raises(UsageError, match="give the folder in which the coordinator was started"):
-        EnrolmentService(desk, tmp_path, "127.0.0.1:0")
-
-
-def test_requests_that_are_none_get_a_sentence_and_use_nothing_up(start: Start) -> None:
-    here = start()
-    none = "what was sent is no request to enrol"
-    assert "the island speaks version 2 of enrolment and the coordinator 1" in here.answer(protocol=2)
-    assert "certificate request cannot be read" in here.answer(request="garbage")
-    for changed in (
-        {"protocol": "1"},
-        {"name": "x\n forged line"},
-        {"name": ["a"]},
-        {"secret": "\ud800"},
-        {"worker": -1},
-        {"worker": 1 << 70},
-        {"worker": "1"},
-        {"time": float("nan")},
-        {"time": 10**400},
-        {"time": -1},
-        {"request": None},
-    ):
-        assert none in here.answer(**changed)
-    for line in (b"\n", b"[" * (MAX_REQUEST - 1) + b"\n", b'"\xff"\n', b"null\n", b"{}\n", b"1" * 5000 + b"\n"):
-        with here.talk() as talk:
-            talk.sendall(line)
-            assert none in talk.makefile().readline()
-    assert here.places == []
-
-
-def test_an_error_of_the_coordinators_own_reaches_both_sides_and_the_service_lives_on(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = start()
-    made = here.invite().text()
-
-    def locked(*_: object) -> int:
-        raise sqlite3.OperationalError("database is locked")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(here.invitations, "take", locked)
-        with pytest.raises(UsageError, match="met an error of its own"):
-            enrol(made, tmp_path / "island")
-    assert "OperationalError: database is locked" in here.said[-1]
-    assert enrol(made, tmp_path / "island").worker == 0
-
-
-def test_garbage_oversize_and_half_open_calls_end_with_a_sentence_in_the_log(start: Start) -> None:
-    here = start()
-    with here.call() as garbage:
-        garbage.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        until(lambda: any("did not speak TLS" in line for line in here.said))
-    with here.talk() as large:
-        large.sendall(b"x" * (MAX_REQUEST + 1))
-        until(lambda: any("sent too much" in line for line in here.said))
-    with here.talk() as half:
-        half.sendall(b'{"protocol"')
-    until(lambda: any("hung up" in line for line in here.said))
-    with here.call() as reset:
-        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert here.answer(protocol=2)
-
-
-def test_a_caller_that_dribbles_is_ended_though_it_never_pauses(start: Start) -> None:
-    here, began = start(), time.monotonic()
-    with here.talk() as slow, suppress(OSError):
-        while time.monotonic() - began < 5:
-            slow.sendall(b" ")
-            time.sleep(0.05)
-    assert time.monotonic() - began < 3
-    assert any("did not say all in time" in line for line in here.said)
-
-
-def test_callers_that_say_nothing_keep_nobody_out_and_bind_no_more_threads(start: Start, tmp_path: Path) -> None:
-    here, others = start(), threading.active_count()
-    idle: list[socket.socket] = []
-    for _ in range(3 * CALLERS):
-        idle.append(here.call())
-    began = time.monotonic()
-    assert enrol(here.invite().text(), tmp_path / "island").worker == 0
-    assert time.monotonic() - began < 0.9  # less than the patience after which the idle ones are ended anyway
-    assert threading.active_count() - others <= CALLERS
-    for each in idle:
-        each.close()
-    until(lambda: threading.active_count() <= others)
-
-
-def test_closing_ends_calls_and_frees_the_port(start: Start) -> None:
-    here = start()
-    port, before = here.service.port, threading.active_count()
-    with here.call() as waiting:
-        until(lambda: threading.active_count() > before)
-        here.service.close()
-        assert waiting.recv(1) == b""
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), 5.0)

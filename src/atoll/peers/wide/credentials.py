@@ -1,30 +1,20 @@
-"""Who may take part in a run: its authority, the certificates that name roles in it, and invitations.
+"""Who may take part in a run: its authority, and the certificates that name roles in it.
 
 A certificate says "worker-3 of run R", wherever worker 3 is. The coordinator's folder holds the authority (ca.pem and
 ca-key.pem); every member's folder holds ca.pem, its own cert.pem and its own key.pem, which is made there and never
-leaves it. An invitation is one line of text that someone hands to whoever runs an island:
-
-    atoll1. + base64url(size of head (2 bytes) | head (JSON) | the authority's certificate (DER) | checksum (8 bytes))
-
-The checksum finds typing errors, not forgeries. Whoever holds the line may enrol once, so it is a secret until then.
-All times are seconds since 1970.
+leaves it. All times are seconds since 1970.
 """
 
-import base64
 import hashlib
-import hmac
-import json
 import os
 import re
-import secrets
-import sqlite3
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from os.path import isfile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -42,8 +32,6 @@ LIFETIME = 90 * DAY
 """How long a member's certificate is valid; it begins an hour early, for clocks that differ."""
 AUTHORITY_LIFETIME = 730 * DAY
 COORDINATOR_NAME = "coordinator"
-PREFIX = "atoll1."
-_CHECKSUM = 8
 
 
 def worker_name(worker: int) -> str:
@@ -130,11 +118,22 @@ class Authority:
         write_private(folder, {KEY: _pem_key(key), CA: pem(self.certificate), CERT: certificate})
 
 
-def request() -> tuple[bytes, bytes]:
-    """A new private key (PEM), and a request (PEM) that its owner be certified; who it is, the authority decides."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def request(kept: bytes | None = None) -> tuple[bytes, bytes]:
+    """A new private key (PEM), and a request (PEM) that its owner be certified; who it is, the authority decides.
+
+    Args: kept: a key of before, to ask for again; one that cannot be used is replaced by a new one.
+    """
+    key = _usable(kept) or ec.generate_private_key(ec.SECP256R1())
     asked = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return _pem_key(key), asked.public_bytes(serialization.Encoding.PEM)
+
+
+def _usable(kept: bytes | None) -> ec.EllipticCurvePrivateKey | None:
+    with suppress(ValueError, TypeError, UnsupportedAlgorithm):
+        key = serialization.load_pem_private_key(kept or b"", None)
+        if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
+            return key
+    return None
 
 
 def requested(asked: bytes) -> ec.EllipticCurvePublicKey:
@@ -151,6 +150,12 @@ def requested(asked: bytes) -> ec.EllipticCurvePublicKey:
     if not owned or not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
         raise UsageError("the certificate request is not signed with a P-256 key of its own; enrol with `atoll join`")
     return public
+
+
+def key_hash(public: ec.EllipticCurvePublicKey) -> bytes:
+    """By which a key is known again."""
+    encoded = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).digest()
 
 
 def identity(certificate: x509.Certificate) -> tuple[str, str]:
@@ -229,172 +234,3 @@ def _builder(
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """Leave for one island to enrol once.
-
-    Args:
-        run: the run's id.
-        addresses: where the coordinator enrols islands, as "host:port", tried in order.
-        authority: the certificate of the run's authority (DER), by which the island knows the coordinator.
-        expires: when it ends.
-        name: what the coordinator lists and revokes it by.
-        secret: 256 random bits.
-    Raises: UsageError for addresses that cannot be.
-    """
-
-    run: str
-    addresses: tuple[str, ...]
-    authority: bytes = field(repr=False)
-    expires: float
-    name: str = field(default_factory=lambda: secrets.token_hex(4))
-    secret: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-
-    def __post_init__(self) -> None:
-        if not self.addresses:
-            raise UsageError("the invitation had no address; give at least one at which islands reach the coordinator")
-        for address in self.addresses:
-            split(address)
-
-    def text(self) -> str:
-        """The one line."""
-        said = {"run": self.run, "to": self.addresses, "name": self.name, "secret": self.secret, "until": self.expires}
-        head = json.dumps(said, separators=(",", ":")).encode()
-        body = len(head).to_bytes(2, "big") + head + self.authority
-        return PREFIX + base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
-
-    @classmethod
-    def parse(cls, text: str) -> "Invitation":
-        """What the line says; blanks and line ends that copying put in do not count.
-
-        Raises: UsageError if it is no invitation, or not all of it.
-        """
-        line = "".join(text.split())
-        if not line.startswith(PREFIX):
-            other = re.match(r"atoll\d+\.", line)
-            what = "of another version of Atoll" if other else f"none: one begins with {PREFIX}"
-            raise UsageError(f"the invitation was {line[:12]!r}..., which is {what}; copy the whole line anew")
-        coded = line.removeprefix(PREFIX)
-        try:
-            whole = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars="-_", validate=True)
-            body, checksum = whole[:-_CHECKSUM], whole[-_CHECKSUM:]
-            if checksum != _checksum(body):
-                raise ValueError("checksum")
-            size = 2 + int.from_bytes(body[:2], "big")
-            said = json.loads(body[2:size])
-            return cls(said["run"], tuple(said["to"]), body[size:], said["until"], said["name"], said["secret"])
-        except (ValueError, KeyError, TypeError) as error:
-            what = f"the invitation ({len(line)} characters) has a part missing or mistyped"
-            raise UsageError(f"{what}; copy the whole line anew") from error
-
-
-class Invitations(Protocol):
-    """The invitations of a run, kept by its coordinator."""
-
-    def add(self, invitation: Invitation) -> None:
-        """Let it be used, once."""
-        ...
-
-    def take(self, name: str, secret_hash: bytes, now: float, place: Callable[[], int]) -> int:
-        """Use it up for the worker that `place` names. That is asked only if it holds; if it raises, it still holds.
-
-        Raises: UsageError if it is unknown, was used or revoked, or has expired.
-        """
-        ...
-
-    def revoke(self, name: str) -> None:
-        """Let it not be used any more. Raises: UsageError if it is unknown or was used."""
-        ...
-
-    def list(self) -> "Sequence[Invited]":
-        """All of them, the one that expires first in front."""
-        ...
-
-
-@dataclass(frozen=True)
-class Invited:
-    """What is known of an invitation. worker: who used it, or None."""
-
-    name: str
-    expires: float
-    revoked: bool
-    worker: int | None
-
-
-class SqliteInvitations:
-    """Invitations in a table of an SQLite file.
-
-    Args: connection: one of its own, made with `check_same_thread=False`: it is committed here, from any thread.
-    """
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection, self._lock = connection, threading.Lock()
-        self._do(
-            "CREATE TABLE IF NOT EXISTS invitations (name TEXT PRIMARY KEY, secret_hash BLOB NOT NULL, "
-            "expires REAL NOT NULL, revoked INTEGER NOT NULL DEFAULT 0, worker INTEGER)"
-        )
-
-    def add(self, invitation: Invitation) -> None:
-        row = (invitation.name, hash_of(invitation.secret), invitation.expires)
-        self._do("INSERT INTO invitations (name, secret_hash, expires) VALUES (?, ?, ?)", *row)
-
-    def take(self, name: str, secret_hash: bytes, now: float, place: Callable[[], int]) -> int:
-        kept = self._do("SELECT secret_hash FROM invitations WHERE name = ?", name)[0]
-        if not kept or not hmac.compare_digest(kept[0][0], secret_hash):
-            raise UsageError(f"this run has no invitation {name} with this secret; ask its coordinator for a new one")
-        self._check(name, now)
-        worker = place()
-        # it may have been used or revoked meanwhile: this statement decides
-        taken = "UPDATE invitations SET worker = ? WHERE name = ? AND worker IS NULL AND NOT revoked"
-        if not self._do(taken, worker, name)[1]:
-            self._check(name, now)
-        return worker
-
-    def revoke(self, name: str) -> None:
-        if self._do("UPDATE invitations SET revoked = 1 WHERE name = ? AND worker IS NULL", name)[1]:
-            return
-        used = next((each for each in self.list() if each.name == name), None)
-        if not used:
-            raise UsageError(f"there is no invitation {name} to revoke; list the run's invitations for their names")
-        raise UsageError(f"invitation {name} was used by worker {used.worker}; it cannot be revoked any more")
-
-    def list(self) -> Sequence[Invited]:
-        rows, _ = self._do("SELECT name, expires, revoked, worker FROM invitations ORDER BY expires, name")
-        return [Invited(name, expires, bool(revoked), worker) for name, expires, revoked, worker in rows]
-
-    def _check(self, name: str, now: float) -> None:
-        said = next(each for each in self.list() if each.name == name)
-        if said.worker is not None:
-            why = f"was used already, by worker {said.worker}"
-        elif said.revoked:
-            why = "was revoked"
-        elif now >= said.expires:
-            why = f"expired at {shown(said.expires)}"
-        else:
-            return
-        raise UsageError(f"invitation {name} {why}; ask the run's coordinator for a new one")
-
-    def _do(self, statement: str, *values: object) -> tuple[Sequence[tuple[Any, ...]], int]:
-        """The rows that a statement gives, and how many it changed."""
-        with self._lock, self._connection:
-            done = self._connection.execute(statement, values)
-            return done.fetchall(), done.rowcount
-
-
-def split(address: str) -> tuple[str, int]:
-    """Host and port of an address. Raises: UsageError if it is none."""
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal() or not int(port) < 1 << 16:
-        raise UsageError(f'{address!r} is no address; write "host:port", as in "10.0.0.1:7447"')
-    return host.strip("[]"), int(port)
-
-
-def hash_of(secret: str) -> bytes:
-    """What is kept of a secret. It is random, so no slow hash is needed."""
-    return hashlib.sha256(secret.encode()).digest()
-
-
-def _checksum(body: bytes) -> bytes:
-    return hashlib.sha256(body).digest()[:_CHECKSUM]

@@ -1,41 +1,29 @@
-"""How an invitation becomes a certificate: one request and one reply, each a line of JSON, over TLS.
+"""The island's side of enrolment: an invitation becomes a certificate, in one request and one reply (`desk`).
 
-    island          {protocol, name, secret, request, worker, time}       worker: the number it wants, or null
-    coordinator     {certificate, worker, endpoints}  or  {error: a sentence}
-
-The island knows the coordinator by the authority in its invitation and the name in the certificate, for a member's
-certificate would do otherwise; the coordinator knows the island by the secret. `Desk` decides without I/O;
-`EnrolmentService` serves it to whoever comes, and strangers may come: a caller has `PATIENCE_S` and `MAX_REQUEST` for
-all that it says, and of `CALLERS` the one that waits longest makes room for the next.
-
-The island writes what it can before it asks, since an invitation is good for one reply; cert.pem comes last, and where
-it is, the island has enrolled.
+The island writes what it can before it asks: the key above all, since it is what uses the invitation up. If the reply
+is lost, whoever asks again from the same folder has the same key, and gets the same number. cert.pem comes last, and
+where it is, the island has enrolled.
 """
 
 import json
 import socket
 import ssl
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from atoll.errors import AtollError, GroupError, UsageError
+from atoll.errors import GroupError, UsageError
 from atoll.peers.wide import credentials as papers
-from atoll.peers.wide.credentials import CA, CA_KEY, CERT, KEY, Authority, Invitation, Invitations, shown, worker_name
+from atoll.peers.wide.credentials import CA, CA_KEY, CERT, KEY, shown, worker_name
+from atoll.peers.wide.desk import MAX_REPLY, PATIENCE_S, PROTOCOL, read_line
+from atoll.peers.wide.invitations import Invitation, split
 
-PROTOCOL = 1
-PATIENCE_S = 10.0
-CALLERS = 32
-MAX_REQUEST, MAX_REPLY = 8 << 10, 64 << 10
 JOINED = "joined.json"
 _NOT_YET, _EXPIRED, _OTHER_NAME = 9, 10, 62  # OpenSSL's numbers of reasons to refuse a certificate
 
@@ -47,147 +35,6 @@ class Enrolled:
     run: str
     worker: int
     endpoints: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Desk:
-    """Decides requests.
-
-    Args:
-        place: the worker number for an island that wants one or any (None); raises UsageError if it cannot have it.
-        endpoints: where the coordinator's links listen, as islands reach it.
-        log: told each decision, as a sentence.
-        now: seconds since 1970.
-    """
-
-    authority: Authority
-    invitations: Invitations
-    place: Callable[[int | None], int]
-    endpoints: Sequence[str]
-    log: Callable[[str], None]
-    now: Callable[[], float] = time.time
-    _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-
-    def answer(self, line: bytes, caller: str) -> bytes:
-        """The reply to a request; every error becomes one."""
-        try:
-            with self._turn:
-                reply = self._enrol(line, caller)
-        except AtollError as error:
-            self.log(f"{caller} was not enrolled: {error}")
-            reply = {"error": str(error)}
-        except Exception as error:  # a full disk, a ledger that is locked: the service must outlive it
-            self.log(f"{caller} could not be enrolled: {type(error).__name__}: {error}")
-            reply = {
-                "error": "the coordinator met an error of its own, which its log tells; try again once it is mended"
-            }
-        return json.dumps(reply).encode() + b"\n"
-
-    def _enrol(self, line: bytes, caller: str) -> dict[str, Any]:
-        name, secret, asked, wanted, there = _parsed(line)
-        now = self.now()
-        if abs(there - now) >= papers.HOUR:
-            raise UsageError(
-                f"the island's clock shows {shown(there)} and the coordinator's {shown(now)}, but certificates need "
-                "clocks that agree within an hour; set the wrong one and enrol again with the same invitation"
-            )
-        public = papers.requested(asked.encode())
-        worker = self.invitations.take(name, papers.hash_of(secret), now, lambda: self.place(wanted))
-        certificate = self.authority.certify(public, worker_name(worker), now)
-        self.log(f"{caller} enrolled as worker {worker} with invitation {name}")
-        return {"certificate": papers.pem(certificate).decode(), "worker": worker, "endpoints": list(self.endpoints)}
-
-
-class EnrolmentService:
-    """Listens for islands until it is closed.
-
-    Args:
-        folder: the coordinator's cert.pem and key.pem, which `Authority.equip` writes.
-        listen: "host:port"; port 0 takes a free one.
-        patience_s: how long a caller may take.
-    Raises: UsageError for an address that cannot be listened at, and files that cannot be used.
-    """
-
-    def __init__(self, desk: Desk, folder: Path, listen: str, patience_s: float = PATIENCE_S) -> None:
-        self._desk, self._patience_s = desk, patience_s
-        self._context = _server_context(folder)
-        self._listener = _listener(listen)
-        self._waiting: dict[ssl.SSLSocket, str] = {}
-        self._lock, self._slots, self._closing = threading.Lock(), threading.Semaphore(CALLERS), threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="atoll-enrol", daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port it listens at."""
-        return self._listener.getsockname()[1]
-
-    def close(self) -> None:
-        """Stop listening and hang up on who has not asked yet."""
-        self._closing.set()
-        self._thread.join()
-        self._listener.close()
-        while self._hang_up():
-            pass
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                way, caller = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                self._desk.log(f"nobody can enrol now ({error.strerror}); if this lasts, start the coordinator anew")
-                self._closing.wait(1.0)
-                continue
-            if not self._slots.acquire(blocking=False):
-                self._hang_up()
-                while not self._slots.acquire(timeout=0.2):
-                    if self._closing.is_set():
-                        way.close()
-                        return
-            try:
-                with way:
-                    way.getpeername()  # raises if the caller is gone, whom wrap_socket would leave open
-                    call = self._context.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
-            except OSError:
-                self._slots.release()
-                continue
-            with self._lock:
-                self._waiting[call] = caller[0]
-            threading.Thread(target=self._serve, args=(call, caller[0]), name="atoll-enrol", daemon=True).start()
-
-    def _hang_up(self) -> bool:
-        """End the oldest call from where most of those come from that have not asked yet."""
-        with self._lock:
-            calls = Counter(self._waiting.values())
-            oldest = max(self._waiting, key=lambda call: calls[self._waiting[call]], default=None)
-            if oldest is None:
-                return False
-            del self._waiting[oldest]
-            with suppress(OSError):  # the caller hung up before
-                # not SSLSocket's own, which would let its thread go on in plain text
-                socket.socket.shutdown(oldest, socket.SHUT_RDWR)
-            return True
-
-    def _serve(self, call: ssl.SSLSocket, caller: str) -> None:
-        until = time.monotonic() + self._patience_s
-        try:
-            with call:
-                try:
-                    call.settimeout(self._patience_s)
-                    call.do_handshake()
-                    line = _read_line(call, MAX_REQUEST, until)
-                finally:
-                    with self._lock:
-                        kept = self._waiting.pop(call, None)
-                if kept:
-                    call.settimeout(self._patience_s)
-                    call.sendall(self._desk.answer(line, caller))
-        except OSError as error:
-            self._desk.log(f"{caller} called to enrol but {_ended(error)}")
-        finally:
-            self._slots.release()
 
 
 def enrol(
@@ -212,20 +59,41 @@ def enrol(
     asked = Invitation.parse(invitation)
     if known := _known(folder, asked, worker, now()):
         return known
-    key, certify = papers.request()
+    authority = ssl.DER_cert_to_PEM_cert(asked.authority).encode()
+    kept = _kept(folder, authority)
+    key, certify = papers.request(kept)
+    said = {"protocol": PROTOCOL, "name": asked.name, "secret": asked.secret, "request": certify.decode()}
+    line = json.dumps(said | {"worker": worker, "time": now()}).encode() + b"\n"
+    with _undone(folder, BaseException, unless=kept):
+        papers.write_private(folder, {CA: authority, KEY: key})
+        call, until = _reached(asked, patience_s)
+    with call:
+        reply = _answered(call, line, until)
+    with _undone(folder, UsageError, unless=kept):
+        enrolled, certificate = _understood(reply, asked, certify)
+    joined = {"worker": enrolled.worker, "endpoints": enrolled.endpoints}
+    papers.write_private(folder, {JOINED: json.dumps(joined).encode(), CERT: certificate})
+    return enrolled
+
+
+def _kept(folder: Path, authority: bytes) -> bytes | None:
+    """The key with which this folder has asked before: the reply may be lost, or the certificate have expired."""
+    with suppress(OSError):
+        if (folder / CA).read_bytes() == authority:
+            return (folder / KEY).read_bytes()
+    return None
+
+
+@contextmanager
+def _undone(folder: Path, ended: type[BaseException], *, unless: bytes | None) -> Generator[None]:
+    """If it ends so, nothing was used up, and what was written is removed, unless an earlier reply may be due to it."""
     try:
-        papers.write_private(folder, {KEY: key, CA: ssl.DER_cert_to_PEM_cert(asked.authority).encode()})
-        said = {"protocol": PROTOCOL, "name": asked.name, "secret": asked.secret, "request": certify.decode()}
-        line = json.dumps(said | {"worker": worker, "time": now()}).encode() + b"\n"
-        enrolled, certificate = _understood(_ask(asked, line, patience_s), asked, certify)
-        joined = {"worker": enrolled.worker, "endpoints": enrolled.endpoints}
-        papers.write_private(folder, {JOINED: json.dumps(joined).encode(), CERT: certificate})
-    except BaseException:
-        for name in (KEY, CA, JOINED):
+        yield
+    except ended:
+        for name in () if unless else (KEY, CA):
             with suppress(OSError):
                 (folder / name).unlink()
         raise
-    return enrolled
 
 
 def _known(folder: Path, asked: Invitation, worker: int | None, now: float) -> Enrolled | None:
@@ -251,27 +119,31 @@ def _known(folder: Path, asked: Invitation, worker: int | None, now: float) -> E
     return known
 
 
-def _ask(asked: Invitation, line: bytes, patience_s: float) -> bytes:
-    """The reply of the first address at which the run's coordinator is."""
+def _reached(asked: Invitation, patience_s: float) -> tuple[ssl.SSLSocket, float]:
+    """The first address at which the run's coordinator is, and until when to wait for what it says."""
     context, whys = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), list[str]()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=asked.authority)
     for address in asked.addresses:
         until = time.monotonic() + patience_s
         try:
-            way = socket.create_connection(papers.split(address), patience_s)
-            call = context.wrap_socket(way, server_hostname=papers.host_name(asked.run, papers.COORDINATOR_NAME))
+            way = socket.create_connection(split(address), patience_s)
+            name = papers.host_name(asked.run, papers.COORDINATOR_NAME)
+            return context.wrap_socket(way, server_hostname=name), until
         except OSError as error:
             whys.append(f"{address} {_unreached(error)}")
-            continue
-        with call:
-            try:
-                call.sendall(line)
-                return _read_line(call, MAX_REPLY, until)
-            except OSError as error:
-                what = f"the coordinator at {address} was asked, but the connection ended before its reply"
-                raise GroupError(f"{what}; enrol again, with a new invitation if this one was used by that") from error
     raise GroupError(f"the coordinator of run {asked.run} could not be asked: {'; '.join(whys)}")
+
+
+def _answered(call: ssl.SSLSocket, line: bytes, until: float) -> bytes:
+    try:
+        call.sendall(line)
+        return read_line(call, MAX_REPLY, until)
+    except OSError as error:
+        raise GroupError(
+            "the coordinator was asked, but the connection ended before its reply; enrol again into the same folder, "
+            "with the same invitation"
+        ) from error
 
 
 def _understood(reply: bytes, asked: Invitation, certify: bytes) -> tuple[Enrolled, bytes]:
@@ -300,68 +172,6 @@ def _issued(certificate: x509.Certificate, asked: Invitation) -> bool:
     return False
 
 
-def _parsed(line: bytes) -> tuple[str, str, str, int | None, float]:
-    """Name, secret, certificate request, wanted number and time of a request."""
-    try:
-        said = json.loads(line)
-    except (ValueError, RecursionError):
-        said = None
-    match said:
-        case {"protocol": int(version)} if version != PROTOCOL:
-            versions = f"version {min(version, 1 << 31)} of enrolment and the coordinator {PROTOCOL}"
-            raise UsageError(f"the island speaks {versions}; install the same version of Atoll on both")
-        case {
-            "protocol": int(),
-            "name": str(name),
-            "secret": str(secret),
-            "request": str(asked),
-            "worker": int() | None as worker,
-            "time": int() | float() as there,
-        } if (
-            (name + secret + asked).isascii() and name.isalnum() and 0 <= there < 1e11 and 0 <= (worker or 0) < 1 << 31
-        ):
-            return name, secret, asked, worker, there
-        case _:
-            raise UsageError("what was sent is no request to enrol; enrol with `atoll join`")
-
-
-def _read_line(call: ssl.SSLSocket, limit: int, until: float) -> bytes:
-    """Raises: OSError if it is too long, late or not all there."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        call.settimeout(max(until - time.monotonic(), 1e-3))
-        part = call.recv(limit + 1 - len(line))
-        line += part
-        if not part or len(line) > limit:
-            raise ConnectionError("sent too much" if part else "hung up")
-    return bytes(line)
-
-
-def _server_context(folder: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0
-    try:
-        context.load_cert_chain(folder / CERT, folder / KEY)
-    except OSError as error:
-        what = f"{CERT} and {KEY} of the coordinator in {folder} cannot be used ({error.strerror})"
-        raise UsageError(f"{what}; give the folder in which the coordinator was started") from error
-    return context
-
-
-def _listener(listen: str) -> socket.socket:
-    host, port = papers.split(listen)
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        why = str(error.strerror).partition(" (")[0]
-        what = f"islands were to enrol at {listen}, but the coordinator cannot listen there ({why})"
-        raise UsageError(f"{what}; give a free port, and this machine's address or 0.0.0.0 for all it has") from error
-    listener.settimeout(0.2)
-    return listener
-
-
 def _unreached(error: OSError) -> str:
     match error:
         case ssl.SSLCertVerificationError(verify_code=code) if code in (_NOT_YET, _EXPIRED):
@@ -382,18 +192,3 @@ def _unreached(error: OSError) -> str:
             return f"has a name that cannot be resolved here ({error.strerror}); check this machine's network"
         case _:
             return f"cannot be reached ({error.strerror or error}); check that the coordinator runs there"
-
-
-def _ended(error: OSError) -> str:
-    match error:
-        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
-            return "hung up"
-        case ssl.SSLError() if "ALERT" in (error.reason or ""):
-            what = f"refused this coordinator's certificate ({error.reason})"
-            return f"{what}: its invitation is of another run, or one of the two clocks is wrong"
-        case ssl.SSLError():
-            return f"did not speak TLS as an island does ({error.reason})"
-        case TimeoutError():
-            return "did not say all in time"
-        case _:
-            return error.strerror or str(error)

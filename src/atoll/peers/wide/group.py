@@ -61,6 +61,7 @@ class WideGroup:
     Args: link: the way to the others, not started yet; the group closes it. version: of the code, alike on all. step:
     from which this island could go on by itself (0: from the first weights). patience: seconds of silence in an
     exchange after which the coordinator is asked.
+    told: what all must have in common beside the strategy and the first weights.
     Attributes: progress: what is told of this island; bad: messages that were none.
     """
 
@@ -69,6 +70,7 @@ class WideGroup:
     version: str
     step: int = 0
     patience: float = 10.0
+    told: str = ""
     progress: Progress = field(default_factory=Progress)
     bad: int = 0
     membership: Membership = field(init=False)
@@ -102,7 +104,7 @@ class WideGroup:
 
         Raises: GroupError if the coordinator refuses, with both sides shown.
         """
-        self._hello = Hello(self.run, fingerprint, self.version, self.step, uuid4().hex)
+        self._hello = Hello(self.run, f"{fingerprint} {self.told}".strip(), self.version, self.step, uuid4().hex)
         self._do(lambda: self._tell(self._hello))
         self._wait(lambda: self._admitted() or None)
         newest = self.member.epochs[-1]
@@ -215,6 +217,10 @@ class WideGroup:
             for asked in self.offers.landed(key, answer, kept[0] if kept else mean):
                 self._do(lambda asked=asked: self._give(asked, Fetch(key, 0)))
         return answer
+
+    def tell(self, *, loss: float, speed: float) -> None:
+        """Say how training goes, with the next sign of life: nats per token, tokens per second."""
+        self.progress = Progress(loss, speed, training=True)
 
     def leave(self, why: str) -> None:
         """Tell the others that this island takes part in no epoch after this one."""

@@ -44,7 +44,7 @@ class IslandGroup(ElasticGroup, Protocol):
         ...
 
     def leave(self, why: str) -> None:
-        """Tell the others that this island takes part no more."""
+        """Ask to take part no more; once the others know, the next boundary raises `LeftBehind`."""
         ...
 
     def finish(self) -> None:
@@ -138,15 +138,14 @@ class Island:
                 if self._loop(worker, group, record):
                     group.finish()
                 else:
-                    record.say(f"worker {self.number} leaves at step {worker.sync.state.step}, as it was told to")
-                    group.leave("it was told to")
+                    record.say(f"worker {self.number} has left at step {worker.sync.state.step}")
                 return self._result(worker)
 
     def _loop(self, worker: Worker, group: IslandGroup, record: Recorder) -> bool:
         """Whether it came to the end, and was not told to leave before."""
         run, state = self.run, worker.sync.state
         save_every = self.save_every or run.method.period or SAVE_EVERY
-        since, seen, unsaved = time.monotonic(), self.tokens, False
+        since, seen, unsaved, leaving = time.monotonic(), self.tokens, False, False
         while state.step < run.steps:
             began, step = time.monotonic(), state.step + 1
             try:
@@ -154,6 +153,8 @@ class Island:
                 self.spent += time.monotonic() - began
                 self._look(worker, group, record, step)
             except LeftBehind as left:
+                if leaving:
+                    return False
                 record.say(f"step {step}  {left}")
                 worker.sync.come_again()
                 worker.begin_anew()
@@ -169,7 +170,11 @@ class Island:
                 record.flush()
                 self._save(self._checkpoints, step, worker)
                 unsaved = False
-            if self.leaves():
+            if self.leaves() and not leaving:
+                leaving = True
+                group.leave("it was told to")
+                record.say(f"step {step}  worker {self.number} leaves once the others know, as it was told to")
+            if leaving and len(state.membership.workers) == 1:
                 return False
         return True
 

@@ -164,12 +164,13 @@ class ZenohLink:
             lanes = list(self._lanes.values())
         for lane in lanes:
             lane.close()
+        # zenoh must have let go of the last frame before: in the other order both wait for each other
+        if not _ended([lane.thread for lane in lanes], 0.2):
+            cut(self._session.info.links())
+            _ended([lane.thread for lane in lanes], 0.3)
         self._leaving = threading.Thread(target=self._leave, name="atoll-leaves", daemon=True)
         self._leaving.start()
-        threads = [self._leaving, *(lane.thread for lane in lanes), *self._followers]
-        if not _ended(threads, 0.3):
-            cut(self._session)
-            _ended(threads, 0.4)
+        _ended([self._leaving, *self._followers], 0.4)
 
     def _leave(self) -> None:
         """Be gone, then end the session, which waits until attempts to connect that nobody answers are given up."""

@@ -4,6 +4,11 @@ import signal
 
 import pytest
 import torch
+from hypothesis import settings
+
+# how long an example takes says something about what else the machine does
+settings.register_profile("atoll", deadline=None)
+settings.load_profile("atoll")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -229,6 +229,43 @@ def test_meetings_that_are_equal_end_at_one_time_in_the_order_in_which_they_bega
     assert len({time for time, _ in ends}) == 1
 
 
+def test_who_is_no_longer_held_up_by_a_link_leaves_it_to_the_others() -> None:
+    """40 meetings share a port; half of them, due before the others, come over a link that others fill meanwhile."""
+    ports = (Island("a", down=100.0), Island("a"), *(Island("bc"[i % 2]) for i in range(2, 42)))
+    network = Network(ports, (("a", "c", Between(100.0)),))
+    meetings: list[tuple[Mapping[Resource, int], float]] = []
+    uses = Traffic(network).uses
+    meetings += [(uses([(i, 0)]), 20.0 + 10 * (ports[i].site == "b") + i) for i in range(2, 42)]
+    meetings += [(uses([(3, 1)]), 1e3) for _ in range(60)]
+    due = [(0.0 if label < 40 else 1.0, "begin", label) for label in range(len(meetings))]
+    agree(network, Script(meetings, due))
+
+
+def test_what_ends_at_one_time_ends_in_the_order_in_which_it_began_whatever_could_hold_it_up() -> None:
+    network = Network((Island("a", down=8.0), *(Island("b", up=5.0 + i % 3) for i in range(24))))
+    traffic = Traffic(network)
+    numbers = [traffic.begin(0.0, traffic.uses([(i, 0)]), 2.0) for i in range(1, 25)]
+    ends: list[tuple[float, int]] = []
+    while over := traffic.next():
+        traffic.end(*over)
+        ends.append(over)
+    assert ends == [(pytest.approx(6.0), number) for number in numbers]
+    assert len({time for time, _ in ends}) == 1
+
+
+def test_a_link_that_is_cut_between_two_ends_at_one_time_keeps_the_second() -> None:
+    traffic = Traffic(Network((Island("a", down=2.0), Island("b"), Island("b"))))
+    first, second = (traffic.begin(0.0, traffic.uses([(i, 0)]), 3.0) for i in (1, 2))
+    assert traffic.next() == (3.0, first)
+    traffic.end(3.0, first)
+    traffic.limit(3.0, ("down", 0, ""), 0.0)
+    assert traffic.next() is None
+    traffic.limit(4.0, ("down", 0, ""), 1.0)
+    assert traffic.next() == (4.0, second)
+    traffic.end(4.0, second)
+    assert traffic.sent == {("down", 0, ""): 6.0}
+
+
 def test_the_same_calls_give_the_same_endings() -> None:
     network, script = crowd(3, at_once=60, rounds=4, equal=True, faults=True)
     first, second = (play(Traffic(network, resources(network)), script) for _ in range(2))

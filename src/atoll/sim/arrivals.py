@@ -13,7 +13,6 @@ waits before anything lands. At the end of a run all that is in flight is looked
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
@@ -21,6 +20,7 @@ from atoll.faults import Faults
 from atoll.parts.landings import OnArrival
 from atoll.parts.mixers import Situation, Work
 from atoll.parts.schedules import NEVER
+from atoll.sim.copies import changed
 from atoll.sync.flow import Flow
 from atoll.sync.rule import Strategy
 from atoll.sync.state import SyncState
@@ -56,16 +56,16 @@ class Calendar:
         # most islands have done as many steps for a round as others had
         self.post = lru_cache(1 << 16)(self._post)
 
-    def _post(self, at: int, round_: int, steps: int) -> Post:
-        """The message of a track and a round, after so many steps since its last answer."""
+    def _post(self, at: int, round_: int, steps: int) -> tuple[Post, Take]:
+        """The message of a track and a round, after so many steps since its last answer, and how that is asked for."""
         track = self._tracks[at]
         rule, key = track.rule, Key(track.rule_index, track.fragment.index, round_)
         situation = Situation(self._membership, round_, Work(steps, steps), {}, rule.codec, track.message)
         exchange = rule.mixer.exchange(situation)
         codec = rule.codec.at(round_)
-        return Post(
-            key, exchange.to, self._sources[at], codec, {}, exchange.fold, exchange.weight, rule.quorum, signals={}
-        )
+        source, fold, weight = self._sources[at], exchange.fold, exchange.weight
+        post = Post(key, exchange.to, source, codec, {}, fold, weight, rule.quorum, signals={})
+        return post, Take(key, poll=self.looks[at])
 
 
 class Arrivals:
@@ -97,10 +97,10 @@ class Arrivals:
             leaving = [at for at in calendar.due[self._next] if at not in flying]
             self._next += 1
             for at in leaving:
-                post = calendar.post(at, self._rounds[at], step - self._answered[at])
+                post, take = calendar.post(at, self._rounds[at], step - self._answered[at])
                 yield post
                 self._rounds[at] += 1
-                flying[at] = Take(post.key, poll=calendar.looks[at]), step
+                flying[at] = take, step
             coming += [at for at in leaving if not calendar.looks[at]]
         return (yield from self._land(coming))
 
@@ -115,10 +115,10 @@ class Arrivals:
         events: list[Event] = []
         for at in coming:
             take, left = self._flying[at]
-            landed = cast(Landed | None, (yield take))
+            landed = cast("Landed | None", (yield take))
             if landed:
                 del self._flying[at]
                 self._updates[at] += 1
                 self._answered[at] = self.step
-                events.append(replace(landed, age=self.step - left, update=self._updates[at]))
+                events.append(changed(landed, age=self.step - left, update=self._updates[at]))
         return events

@@ -8,7 +8,7 @@ divides its capacity evenly among the flows that cross it; a flow gets the least
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -137,10 +137,17 @@ class Traffic:
 
         Args: uses: how many of its flows cross each resource.
         """
-        self._number += 1
+        return self.start(now, self.loads(uses), bits)
+
+    def loads(self, uses: Mapping[Resource, int]) -> dict[Load, int]:
+        """The same as loads, for `start`: worth keeping where meetings are alike."""
         loads = self._loads
-        crosses = {load: flows for resource, flows in uses.items() if (load := loads[resource])}
-        self._fluid.begin(now, self._number, crosses, bits)
+        return {load: flows for resource, flows in uses.items() if (load := loads[resource])}
+
+    def start(self, now: float, loads: Mapping[Load, int], bits: float) -> int:
+        """`begin`, for what `loads` told."""
+        self._number += 1
+        self._fluid.begin(now, self._number, loads, bits)
         return self._number
 
     def next(self) -> tuple[float, int] | None:
@@ -182,10 +189,11 @@ class Traffic:
     def all_to_all(self, members: Sequence[int]) -> dict[Resource, int]:
         """The same for a flow from each member to each other one, without listing them."""
         others = len(members) - 1
-        found: dict[Resource, int] = {}
+        found, at = dict[Resource, int](), dict[str, int]()
         for member in members:
             found["up", member, ""] = found["down", member, ""] = others
-        at = Counter(self._sites[member] for member in members)
+            site = self._sites[member]
+            at[site] = at.get(site, 0) + 1
         pairs = product(at, at)
         if self.network.elsewhere.capacity == math.inf and not self._limited:
             pairs = [*self._named(at), *zip(at, at, strict=True)]
@@ -217,7 +225,7 @@ class Traffic:
 
     def _load(self, resource: Resource) -> Load | None:
         whole = self.capacity(resource)
-        return self._fluid.load(whole) if whole < math.inf or resource in self._limited else None
+        return Load(whole) if whole < math.inf or resource in self._limited else None
 
     def _felt(self, uses: Mapping[Resource, int]) -> dict[Resource, int]:
         """Those that can hold anyone up."""

@@ -1,10 +1,10 @@
 """What exchanges come to: nothing but shapes (TIMING), or the values that real groups form (REAL)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol, cast
 
 from atoll.faults import Faults
+from atoll.sim.copies import changed
 from atoll.sim.hollow import Hollow
 from atoll.sync.state import SyncState
 from atoll.wire import (
@@ -93,18 +93,17 @@ class Shapes:
 
     def reply(self, reply: Reply) -> None:
         """Keep the answer until its bytes have moved."""
-        push = reply.push
-        self._answers[push.worker, push.key] = replace(reply.landed, key=push.key)
+        self._answers[reply.push.worker, reply.push.key] = reply.landed
 
     def answer(self, me: int, ticket: Key) -> Landed | Lost:
         """What was kept."""
-        return self._answers.pop((me, ticket))
+        return changed(self._answers.pop((me, ticket)), key=ticket)
 
 
 def _heard(landed: Landed, post: Post) -> Landed | Lost:
     assert post.edges is not None
     peers = tuple(worker for worker in landed.peers if worker in post.edges.hears)
-    return replace(landed, peers=peers) if peers else Lost(landed.key, "nothing that was heard counts")
+    return changed(landed, peers=peers) if peers else Lost(landed.key, "nothing that was heard counts")
 
 
 class Real:

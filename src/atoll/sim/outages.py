@@ -15,7 +15,7 @@ from atoll.sim.network import Network, Resource
 from atoll.sim.runner import Runner
 from atoll.sim.world import Meeting, Members, World
 from atoll.sync.keeping import Keeping
-from atoll.wire import KEEPER, Landed, Lost
+from atoll.wire import Landed, Lost
 
 
 def touched(faults: Faults, network: Network) -> frozenset[Resource]:
@@ -127,6 +127,8 @@ class Outages:
         self._count()
         # inside a site nobody is told apart from the others there: bytes wait until the cut ends
         self._apart |= {(a, b) for (a, b), since in self._cut.items() if since <= long and a != b}
+        for island in self._dead & self.gone:
+            self._world.forget(island)
         for meeting in self._world.meetings:
             for island in sorted(self._dead & self.gone & meeting.left):
                 self._withdraw(meeting, island)
@@ -157,8 +159,6 @@ class Outages:
 
     def _review(self, meeting: Meeting) -> None:
         """Let those who can reach one another and are all here go on."""
-        if KEEPER in meeting.to:
-            return
         open_ = [me for me in meeting.to if me not in meeting.answers and me not in self.gone]
         for members in self._parts([me for me in open_ if not self._never(meeting, me)]):
             if members not in meeting.moving and all(me in meeting.come for me in members):
@@ -207,6 +207,7 @@ class Outages:
             self.gone.add(island)
             self._stop(now, island)
             self._world.trace.add(now, island, "fetches")
+            self._world.forget(island)
             for meeting in self._world.meetings:
                 if island in meeting.left:
                     self._withdraw(meeting, island)

@@ -1,7 +1,7 @@
 """How long inner steps take."""
 
+from array import array
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Walk:
 
     def __init__(self, seed: int, island: Island, number: int) -> None:
         self._key, self._island = [seed, number], island
-        self._ends: list[Any] = []
+        self._ends: list[array[float]] = []
 
     def until(self, step: int) -> float:
         """Seconds of all steps up to this one."""
@@ -41,5 +41,7 @@ class Walk:
             draws = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, len(self._ends)]))
             each = np.maximum(0.1, 1 + self._island.jitter * draws.standard_normal(BLOCK))
             before = self._ends[-1][-1] if self._ends else 0.0
-            self._ends.append(before + np.cumsum(each) * self._island.step_s)
-        return float(self._ends[block][place])
+            ends = before + np.cumsum(each) * self._island.step_s
+            # an array's own floats are found in a third of the time
+            self._ends.append(array("d", ends.tobytes()))
+        return self._ends[block][place]

@@ -1,6 +1,7 @@
 """One island in virtual time: it trains to its next due step, and waits at its boundary where the flow waits."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 from atoll.faults import Faults
@@ -31,11 +32,12 @@ class Course:
 
 
 class Stretch(NamedTuple):
-    """Inner steps under way: since when, after which step, and up to which."""
+    """Inner steps under way: since when, after which step, and up to which; `before`: what all before them took."""
 
     since: float
     first: int
     until: int
+    before: float
 
 
 class Runner:
@@ -86,14 +88,9 @@ class Runner:
         for entry in self.state.queue:
             if entry.outcome is None and entry.snapshot:
                 self.world.follow(self.number, entry.key, other.number, entry.snapshot)
-                self.world.trace.happened(now, self.number, Launched(entry.key, entry.launched))
+                self.world.trace.launched(now, self.number, entry.key)
         self.alive = True
         self._train(now)
-
-    def _later(self, time: float, act: Act) -> None:
-        """Unless the island has been stopped by then."""
-        life = self._life
-        self.world.clock.at(time, lambda now: act(now) if self._life == life else None)
 
     def _train(self, now: float) -> None:
         trainee, trace, course = self.trainee, self.world.trace, self.course
@@ -111,18 +108,18 @@ class Runner:
             until = min(until, course.warm)
         if course.every:
             until = min(until, step + course.every - step % course.every)
-        self._stretch = Stretch(now, step, until)
+        self._stretch = Stretch(now, step, until, self._walk.until(step))
         end = self._end(self._stretch, until)
         trace.trained(self.number, now, end - now)
         self._arrive(self._stretch, end)
 
     def _end(self, stretch: Stretch, step: int) -> float:
-        work = self._walk.until(step) - self._walk.until(stretch.first)
+        work = self._walk.until(step) - stretch.before
         faults = self.course.faults
         return faults.worked(self.number, stretch.since, work) if faults.events else stretch.since + work
 
     def _arrive(self, stretch: Stretch, end: float) -> None:
-        self._later(end, lambda now: self._trained(now, stretch) if self._stretch is stretch else None)
+        self.world.clock.at(end, partial(self._trained, stretch))
 
     def _looks(self, now: float) -> None:
         """Something has come that nobody waited for: the flow looks at the end of the step under way."""
@@ -134,12 +131,14 @@ class Runner:
             middle = (low + high) // 2
             low, high = (low, middle) if self._end(stretch, middle) >= now else (middle + 1, high)
         if low < stretch.until:
-            self._stretch = Stretch(stretch.since, stretch.first, low)
+            self._stretch = stretch._replace(until=low)
             end = self._end(stretch, low)
             self.world.trace.shortened(self.number, end)
             self._arrive(self._stretch, end)
 
-    def _trained(self, now: float, stretch: Stretch) -> None:
+    def _trained(self, stretch: Stretch, now: float) -> None:
+        if self._stretch is not stretch:
+            return
         self._stretch = None
         if self.trainee.gradients:
             trainee = cast(Trainee, self.trainee)
@@ -196,7 +195,7 @@ class Runner:
                 self._then(now)
                 return
             if isinstance(effect, Post):
-                self.world.trace.happened(now, self.number, Launched(effect.key, self.trainee.step))
+                self.world.trace.launched(now, self.number, effect.key)
                 answer = self.world.post(self.number, effect)
                 if effect.to == (KEEPER,):
                     self.world.wake(self.number, effect.key, self._looks)
@@ -205,20 +204,17 @@ class Runner:
             answer = self.world.take(self.number, take)
             if answer is None and not take.poll:
                 self._since, self._waits = now, take.ticket
-                self.world.wake(self.number, take.ticket, self._waker(self._life, Take(take.ticket)))
+                self.world.wake(self.number, take.ticket, partial(self._woken, self._life, Take(take.ticket)))
                 return
 
-    def _waker(self, life: int, take: Take) -> Act:
-        return lambda now: self._woken(now, life, take)
-
-    def _woken(self, now: float, life: int, take: Take) -> None:
+    def _woken(self, life: int, take: Take, now: float) -> None:
         if self._life != life:
             return
         faults = self.course.faults
         if faults.events and (thawed := faults.worked(self.number, now, 0.0)) > now:
-            self._later(thawed, lambda then: self._woken(then, life, take))
+            self.world.clock.at(thawed, partial(self._woken, life, take))
             return
         self._waits = None
-        answer = cast(Landed | Lost, self.world.take(self.number, take))
+        answer = cast("Landed | Lost", self.world.take(self.number, take))
         self.world.trace.waited(self.number, self._since, now, take.ticket)
         self._advance(now, answer)

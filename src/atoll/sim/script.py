@@ -6,12 +6,13 @@ Not for a keeper, whose answers come when they come (see `atoll.sim.arrivals`), 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from atoll.faults import Faults
 from atoll.parts.landings import OnArrival
 from atoll.parts.mixers import Situation, Work
+from atoll.sim.copies import changed
 from atoll.sync.carry import Carry
 from atoll.sync.flow import Answer, Flow, boundary, drain
 from atoll.sync.rule import Strategy
@@ -111,7 +112,7 @@ class Scripted:
         key = post.key
         mixer, codec, message = self._script.sent[key.rule, key.fragment]
         exchange = mixer.exchange(Situation(self._membership, key.round, _WORK, _NO_SIGNALS, codec, message))
-        return replace(post, to=exchange.to, edges=exchange.edges)
+        return changed(post, to=exchange.to, edges=exchange.edges)
 
 
 _WORK = Work(1, 1)

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from atoll.files import finite
-from atoll.wire import Event, Key, Landed, Launched
+from atoll.wire import Event, Key, Landed, Launched, Lost
 
 
 @dataclass(frozen=True)
@@ -109,23 +109,30 @@ class Trace:
         if self.keeps:
             self.moments.append(Moment(time, island, kind, key, seconds, note))
 
+    def launched(self, now: float, island: int, key: Key) -> None:
+        """An exchange of an island left."""
+        flying = self._flying[island]
+        if not flying:
+            self.overlapped[island] += self._ahead(island, now)
+        flying.add(key)
+        if self.keeps:
+            self.moments.append(Moment(now, island, "launched", key))
+
     def happened(self, now: float, island: int, event: Event) -> None:
         """Count what a flow tells of: an exchange of an island left, came back, or was lost."""
         flying, key = self._flying[island], event.key
         if isinstance(event, Launched):
+            self.launched(now, island, key)
+            return
+        if key in flying:
+            flying.remove(key)
             if not flying:
-                self.overlapped[island] += self._ahead(island, now)
-            flying.add(key)
+                self.overlapped[island] -= self._ahead(island, now)
+        if isinstance(event, Landed):
+            self.landed[island] += 1
+            self._ages[island] += event.age
         else:
-            if key in flying:
-                flying.remove(key)
-                if not flying:
-                    self.overlapped[island] -= self._ahead(island, now)
-            if isinstance(event, Landed):
-                self.landed[island] += 1
-                self._ages[island] += event.age
-            else:
-                self.lost[island] += 1
+            self.lost[island] += 1
         if self.keeps:
             self.moments.append(Moment(now, island, type(event).__name__.lower(), key, note=_said(event)))
 
@@ -135,7 +142,8 @@ class Trace:
         if seconds < math.inf:
             self._train(island, seconds)
         self._last[island] = len(self.moments)
-        self.add(now, island, "trained", None, seconds)
+        if self.keeps:
+            self.moments.append(Moment(now, island, "trained", None, seconds))
 
     def shortened(self, island: int, end: float) -> None:
         """What an island trains now ends earlier than was said: something came that it looks at."""
@@ -269,10 +277,8 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
 
-def _said(event: Event) -> str:
+def _said(event: Landed | Lost) -> str:
     """Who was not heard, or why a round does not count."""
-    if isinstance(event, Launched):
-        return ""
     if not isinstance(event, Landed):
         return event.why
     said = [f"age {event.age}"] if event.age else []

@@ -7,12 +7,14 @@ together, as over torch.distributed. Who cannot be reached is left out by those 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
 from atoll.sim.clock import Act, Clock
 from atoll.sim.faults import Restarts
-from atoll.sim.network import Resource, Traffic
+from atoll.sim.network import Traffic
 from atoll.sim.numerics import Numerics
 from atoll.sim.trace import Trace
+from atoll.sim.traffic import Load
 from atoll.wire import KEEPER, Edges, Keep, Key, Landed, Lost, Post, Reply, Snapshot, Take
 
 HOST = 0
@@ -20,14 +22,31 @@ HOST = 0
 Members = tuple[int, ...]
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Move:
-    """Bytes under way; `number`: of the traffic, while they move."""
+    """Bytes under way between members of a meeting.
 
+    Attributes: bits: of each flow. flows: from each member. number: of the traffic, while they move.
+    """
+
+    members: Members
+    loads: Mapping[Load, int]
+    latency: float
+    bits: float
+    flows: int
     number: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
+class Letter:
+    """A message to a keeper: bits of it and of the answer, who is told of the answer, and that."""
+
+    bits: float
+    act: Act | None = None
+    answer: Landed | Lost | None = None
+
+
+@dataclass(slots=True)
 class Meeting:
     """An exchange: what each member has posted, who has come, who waits, what moves, and the answers.
 
@@ -39,7 +58,7 @@ class Meeting:
     to: Members
     missing: int
     left: set[int]
-    # plain `dict`: there is a meeting for each message to a keeper, and `dict[int, Post]()` takes several times as long
+    # plain `dict`: there are many meetings, and `dict[int, Post]()` takes several times as long
     posts: dict[int, Post] = field(default_factory=dict)
     come: dict[int, Take | None] = field(default_factory=dict)
     waiting: dict[int, Act] = field(default_factory=dict)
@@ -68,9 +87,10 @@ class World:
         self._restarts = restarts
         self._meetings: dict[tuple[Key, Members], Meeting] = {}
         self._where: dict[tuple[int, Key], Meeting] = {}
+        self._letters: dict[tuple[int, Key], Letter] = {}
         self._ends: dict[int, tuple[float, Act]] = {}
-        self._whole: dict[Members, dict[Resource, int]] = {}
-        self._ways: dict[Members, tuple[dict[Resource, int], float]] = {}
+        self._all = lru_cache(1 << 8)(lambda members: traffic.loads(traffic.all_to_all(members)))
+        self._way = lru_cache(1 << 16)(self._loads_and_latency)
 
     def run(self) -> None:
         """Until nothing happens any more."""
@@ -78,24 +98,23 @@ class World:
 
     @property
     def meetings(self) -> list[Meeting]:
-        """All that are not over."""
+        """All between islands that are not over."""
         return list(self._meetings.values())
 
     def post(self, me: int, post: Post) -> Key:
         """A contribution leaves now, if it is a snapshot; else when its worker stands still."""
-        to = (KEEPER, me) if post.to == (KEEPER,) else post.to
-        meeting = self._meetings.get((post.key, to))
+        if post.to == (KEEPER,):
+            self._push(me, post)
+            return post.key
+        meeting = self._meetings.get((post.key, post.to))
         if meeting is None:
-            meeting = self._meetings[post.key, to] = Meeting(post.key, to, len(to), set(post.to))
+            meeting = self._meetings[post.key, post.to] = Meeting(post.key, post.to, len(post.to), set(post.to))
         if me in meeting.posts:
             self._again(meeting, me)
         meeting.posts[me] = post
         meeting.left.add(me)
         self._where[me, post.key] = meeting
-        if post.to == (KEEPER,):
-            meeting.left = {me}
-            self._push(me, post, meeting)
-        elif isinstance(post.source, Snapshot):
+        if isinstance(post.source, Snapshot):
             self._comes(meeting, me, None)
         return post.key
 
@@ -108,7 +127,12 @@ class World:
 
     def take(self, me: int, take: Take) -> Landed | Lost | None:
         """The answer, if it is here."""
-        meeting = self._where[me, take.ticket]
+        place = me, take.ticket
+        if letter := self._letters.get(place):
+            if letter.answer:
+                del self._letters[place]
+            return letter.answer
+        meeting = self._where[place]
         # whoever follows another one has posted nothing, and nobody waits for it
         if me in meeting.posts and me not in meeting.answers and me not in meeting.come and not take.poll:
             self._comes(meeting, me, take)
@@ -119,7 +143,10 @@ class World:
 
     def wake(self, me: int, ticket: Key, act: Act) -> None:
         """Call when the answer is here."""
-        self._where[me, ticket].waiting[me] = act
+        if letter := self._letters.get((me, ticket)):
+            letter.act = act
+        else:
+            self._where[me, ticket].waiting[me] = act
 
     def leave(self, meeting: Meeting, me: int) -> None:
         """An island has nothing more to do with a meeting."""
@@ -155,27 +182,29 @@ class World:
         if len(members) == 1 or not len(members) > first.quorum * len(meeting.to):
             self._answer(meeting, members)
             return
-        move = meeting.moving[members] = Move()
         fold, wire, result = self.numerics.sizes(first)
         bits = float(wire) if isinstance(fold, Keep) else (wire + result) / len(members)
         edges = _edges(meeting, members) if first.edges else []
         if self._restarts and len(members) > 2 and not edges:
             bits *= self._restarts.attempts(first.key, len(members))
         latency = self.traffic.latency(members)
-        uses = self.traffic.uses(edges) if edges else self._all(members)
+        loads = self.traffic.loads(self.traffic.uses(edges)) if edges else self._all(members)
+        move = Move(members, loads, latency, bits, 1 if edges else len(members) - 1)
+        meeting.moving[members] = move
+        self.clock.at(self.clock.now + latency, partial(self._go_round, meeting, move))
 
-        def arrived(now: float) -> None:
-            if meeting.moving.get(members) is move:
-                del meeting.moving[members]
-                for member in members:
-                    self.trace.sent[member] += bits / 8 * (1 if edges else len(members) - 1)
-                self._answer(meeting, members)
+    def _go_round(self, meeting: Meeting, move: Move, now: float) -> None:
+        """Headers have gone round."""
+        if meeting.moving.get(move.members) is move:
+            move.number = self._begin(move.loads, move.latency, move.bits, partial(self._gone_round, meeting, move))
 
-        def begin(now: float) -> None:
-            if meeting.moving.get(members) is move:
-                move.number = self._begin(uses, bits, latency, arrived)
-
-        self.clock.at(self.clock.now + latency, begin)
+    def _gone_round(self, meeting: Meeting, move: Move, now: float) -> None:
+        members = move.members
+        if meeting.moving.get(members) is move:
+            del meeting.moving[members]
+            for member in members:
+                self.trace.sent[member] += move.bits / 8 * move.flows
+            self._answer(meeting, members)
 
     def stop(self, meeting: Meeting, members: Members) -> None:
         """What is under way between them is given up."""
@@ -215,39 +244,50 @@ class World:
             if act := meeting.waiting.pop(me, None):
                 act(now)
 
-    def _push(self, me: int, post: Post, meeting: Meeting) -> None:
-        _, wire, _ = self.numerics.sizes(post)
+    def _push(self, me: int, post: Post) -> None:
+        place = me, post.key
+        letter = self._letters.get(place)
+        if letter is None:
+            letter = self._letters[place] = Letter(self.numerics.sizes(post)[1])
+        letter.answer = None  # an island that took another one's place comes once more
+        self._move(me, HOST, letter.bits, partial(self._pushed, me, post, letter))
 
-        def arrived(now: float) -> None:
-            self.trace.sent[me] += wire / 8 * (me != HOST)
-            if me not in meeting.left:
-                return  # it died meanwhile, and its message with it
-            if lost := self.numerics.hand_in(me, post):
-                meeting.answers[me] = lost
-                self.tell(meeting)
-            else:
-                self.handed_in(now)
-
-        self._move(me, HOST, wire, arrived)
+    def _pushed(self, me: int, post: Post, letter: Letter, now: float) -> None:
+        """All of a message has come to the keeper."""
+        self.trace.sent[me] += letter.bits / 8 * (me != HOST)
+        if self._letters.get((me, post.key)) is not letter:
+            return  # its island died meanwhile, and the message with it
+        if lost := self.numerics.hand_in(me, post):
+            self._answered(letter, lost)
+        else:
+            self.handed_in(now)
 
     def reply(self, reply: Reply) -> None:
         """A keeper's answer leaves now: the anchor, in the width that the push would have."""
         self.numerics.reply(reply)
         worker, key = reply.push.worker, reply.push.key
-        meeting = self._meetings.get((key, (KEEPER, worker)))
-        if meeting is None:
+        letter = self._letters.get((worker, key))
+        if letter:
+            self._move(HOST, worker, letter.bits, partial(self._replied, worker, key))
+        else:
             self.numerics.answer(worker, key)  # whoever asked is gone
-            return
-        _, wire, _ = self.numerics.sizes(meeting.posts[worker])
-        self._move(HOST, worker, wire, lambda now: self.replied(worker, key))
 
-    def replied(self, worker: int, key: Key) -> None:
+    def _replied(self, worker: int, key: Key, now: float) -> None:
         """What a keeper answered has come."""
         answer = self.numerics.answer(worker, key)
-        meeting = self._meetings.get((key, (KEEPER, worker)))
-        if meeting:
-            meeting.answers[worker] = answer
-            self.tell(meeting)
+        if letter := self._letters.get((worker, key)):
+            self._answered(letter, answer)
+
+    def _answered(self, letter: Letter, answer: Landed | Lost) -> None:
+        letter.answer, act = answer, letter.act
+        if act:
+            letter.act = None
+            act(self.clock.now)
+
+    def forget(self, me: int) -> None:
+        """A keeper's answers to an island are no longer waited for."""
+        for place in [place for place in self._letters if place[0] == me]:
+            del self._letters[place]
 
     def fetch(self, me: int, other: int, bits: float, act: Act) -> None:
         """Bits of its state move from one island to another; then `act`."""
@@ -256,20 +296,15 @@ class World:
     def _move(self, teller: int, hearer: int, bits: float, act: Act) -> None:
         if teller == hearer:
             self.clock.at(self.clock.now, act)
-            return
+        else:
+            self._begin(*self._way(teller, hearer), bits, act)
+
+    def _loads_and_latency(self, teller: int, hearer: int) -> tuple[Mapping[Load, int], float]:
         way = teller, hearer
-        if way not in self._ways:
-            self._ways[way] = self.traffic.uses([way]), self.traffic.latency(way)
-        uses, latency = self._ways[way]
-        self._begin(uses, bits, latency, act)
+        return self.traffic.loads(self.traffic.uses([way])), self.traffic.latency(way)
 
-    def _all(self, members: Members) -> dict[Resource, int]:
-        if members not in self._whole:
-            self._whole[members] = self.traffic.all_to_all(members)
-        return self._whole[members]
-
-    def _begin(self, uses: Mapping[Resource, int], bits: float, latency: float, act: Act) -> int:
-        number = self.traffic.begin(self.clock.now, uses, bits)
+    def _begin(self, loads: Mapping[Load, int], latency: float, bits: float, act: Act) -> int:
+        number = self.traffic.start(self.clock.now, loads, bits)
         self._ends[number] = latency, act
         return number
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench bench-wide chaos docs clean
 
 demo: .venv/installed
 	$(BIN)/atoll compare single data-parallel diloco:outer_momentum=0.5 --workers 4 --period 20 --steps 600
@@ -18,6 +18,15 @@ check: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m bench
+
+# Engines over an emulated wide-area link; as root, with cc.
+bench-wide: .venv/installed
+	$(BIN)/python -m bench wide
+
+# Drawn faults upon islands in threads, and upon processes over real links.
+chaos: .venv/installed
+	$(BIN)/python -m tests.peers.wide.chaos --seeds 0 200
+	$(BIN)/python -m tests.peers.wide.fleet --seeds 0 20
 
 docs: .venv/installed
 	$(BIN)/python docs/verify.py

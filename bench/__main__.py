@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import after_step, boundary, codecs, memory, planned, scale, simulated, throughput
+from bench import after_step, boundary, codecs, memory, planned, scale, simulated, throughput, wide
 from bench.measure import Figure
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -15,6 +15,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "scale": scale.figures,
     "simulated": simulated.figures,
     "throughput": throughput.figures,
+    "wide": wide.figures,
 }
 
 

@@ -3,29 +3,29 @@
     host --up--> queue, bits per second --latency--> queue, bits per second --down--> host
 
 A process that joins moves into a network namespace of its own, in which there is one interface besides the loopback: a
-TUN device, whose packets a thread of the process that holds the network passes on when their time has come. A packet
+TUN device, whose packets a thread of the process that holds the network passes on when their time has come. That
+thread runs `switch.c`, compiled when it is first needed: Python is too slow for a few hundred Mbit/s in all. A packet
 that would wait longer than `QUEUE_S` for its turn on a link is dropped, as a router does. Congestion is the business of
-the machine's own TCP. Namespaces and devices have no names: they end with the processes and descriptors that hold them,
-however those end.
+the machine's own TCP. Namespaces, devices and the door have no names in the file system: they end with the processes
+and descriptors that hold them, however those end.
 """
 
 import ctypes
 import fcntl
-import heapq
-import itertools
+import functools
 import math
 import os
 import select
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 DEVICE = "wide0"
@@ -33,13 +33,14 @@ MTU = 1500
 FRAMING = 24
 """Bytes that Ethernet takes beside what a TUN device shows: header, check sum, and most of preamble and gap."""
 QUEUE_S = 0.1
-BURST = 64
-"""Packets read from one host before the next has its turn."""
+WAITING = 10_000
+"""Packets that a device holds until the switch comes for them, so that it drops none that its link would take."""
 
 # From linux/sched.h, linux/if_tun.h, linux/if.h and linux/sockios.h.
 CLONE_NEWNET = 0x40000000
-TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_UP = 0x400454CA, 0x0001, 0x1000, 0x1
-SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFMTU = 0x8914, 0x8916, 0x891C, 0x8922
+TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_VNET_HDR, IFF_UP = 0x400454CA, 0x0001, 0x1000, 0x4000, 0x1
+TUNSETOFFLOAD, TUN_F_CSUM, TUN_F_TSO4 = 0x400454D0, 0x1, 0x2
+SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFMTU, SIOCSIFTXQLEN = 0x8914, 0x8916, 0x891C, 0x8922, 0x8943
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,35 @@ class Access:
     latency: float = 0.0
 
 
+@dataclass
+class Traffic:
+    """What a network has done, in packets: `late` ones were delivered over a millisecond after they were due.
+
+    Many late ones mean that this machine is too slow for the network.
+    """
+
+    delivered: int = 0
+    dropped: int = 0
+    late: int = 0
+
+
+class _Access(ctypes.Structure):
+    """`struct access` of switch.c."""
+
+    _fields_ = (
+        ("ns_per_byte", ctypes.c_double),
+        ("latency_ns", ctypes.c_int64),
+        ("queue_ns", ctypes.c_int64),
+        ("framing", ctypes.c_int64),
+    )
+
+
+class _Traffic(ctypes.Structure):
+    """`struct traffic` of switch.c."""
+
+    _fields_ = (("delivered", ctypes.c_int64), ("dropped", ctypes.c_int64), ("late", ctypes.c_int64))
+
+
 def missing() -> str | None:
     """Why no network can be emulated here, or None."""
     if sys.platform != "linux":
@@ -63,22 +93,39 @@ def missing() -> str | None:
             os.close(pool.submit(_move, 0).result())
     except OSError as error:
         return f"it takes root, network namespaces and /dev/net/tun ({error})"
+    try:
+        _switch()
+    except FileNotFoundError:
+        return "it takes a C compiler called cc"
+    except subprocess.CalledProcessError as error:
+        return f"cc does not compile bench/switch.c: {error.stderr.strip()}"
     return None
 
 
+@functools.cache
+def _switch() -> ctypes.CDLL:
+    """switch.c, as a library of this process; its file is gone once it is loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = str(Path(folder) / "switch.so")
+        command = ["cc", "-O2", "-shared", "-fPIC", "-o", library, str(Path(__file__).with_name("switch.c"))]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        return ctypes.CDLL(library)
+
+
 @contextmanager
-def network(hosts: int, access: Access) -> Generator[str]:
-    """A network that waits for so many hosts; yields the door by which they `join`."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
-        path = str(Path(folder) / "door")
-        door.bind(path)
+def network(hosts: int, access: Access, traffic: Traffic | None = None) -> Generator[str]:
+    """A network that waits for so many hosts; yields the door by which they `join`, and counts `traffic` at its end."""
+    switch = _switch()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind("")  # the kernel finds a name that is in no file system
         door.listen(hosts)
         stop, stopped = socket.socketpair()
         with stop, stopped:
-            thread = threading.Thread(target=_carry, args=(door, stopped, hosts, access))
+            arguments = (switch, door, stopped, hosts, access, traffic or Traffic())
+            thread = threading.Thread(target=_carry, args=arguments)
             thread.start()
             try:
-                yield path
+                yield door.getsockname()[1:].decode()
             finally:
                 stop.close()
                 thread.join()
@@ -86,9 +133,9 @@ def network(hosts: int, access: Access) -> Generator[str]:
 
 def join(door: str, host: int) -> None:
     """Make the calling process host number `host`, at 10.0.0.(host + 1); threads that it has already stay outside."""
-    tun = _move(host)
     with socket.socket(socket.AF_UNIX) as way:
-        way.connect(door)
+        way.connect("\0" + door)  # which is known in the namespace that the process leaves
+        tun = _move(host)
         socket.send_fds(way, [bytes([host])], [tun])
         way.recv(1)
     os.close(tun)
@@ -99,11 +146,13 @@ def _move(host: int) -> int:
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(tun, TUNSETIFF, _request(DEVICE, struct.pack("H", IFF_TUN | IFF_NO_PI)))
+    fcntl.ioctl(tun, TUNSETIFF, _request(DEVICE, struct.pack("H", IFF_TUN | IFF_NO_PI | IFF_VNET_HDR)))
+    fcntl.ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, SIOCSIFADDR, _request(DEVICE, _address(10, 0, 0, host + 1)))
         fcntl.ioctl(control, SIOCSIFNETMASK, _request(DEVICE, _address(255, 255, 255, 0)))
         fcntl.ioctl(control, SIOCSIFMTU, _request(DEVICE, struct.pack("i", MTU)))
+        fcntl.ioctl(control, SIOCSIFTXQLEN, _request(DEVICE, struct.pack("i", WAITING)))
         for name in ("lo", DEVICE):
             fcntl.ioctl(control, SIOCSIFFLAGS, _request(name, struct.pack("H", IFF_UP)))
     return tun
@@ -119,7 +168,9 @@ def _address(*parts: int) -> bytes:
     return struct.pack("HH4s", socket.AF_INET, 0, bytes(parts))
 
 
-def _carry(door: socket.socket, stopped: socket.socket, hosts: int, access: Access) -> None:
+def _carry(
+    switch: ctypes.CDLL, door: socket.socket, stopped: socket.socket, hosts: int, access: Access, traffic: Traffic
+) -> None:
     """The thread: let all hosts in, then pass on packets until told to stop."""
     devices: dict[int, int] = {}
     try:
@@ -131,68 +182,16 @@ def _carry(door: socket.socket, stopped: socket.socket, hosts: int, access: Acce
                 host, (device,), _, _ = socket.recv_fds(way, 1, 1)
                 devices[host[0]] = device
                 way.send(b"!")
-        _Router([devices[host] for host in range(hosts)], access).run(stopped)
+        # On a busy machine packets would be late while the hosts compute.
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        ordered = (ctypes.c_int * hosts)(*(devices[host] for host in range(hosts)))
+        terms = _Access(8e9 / access.bandwidth, int(access.latency * 1e9), int(QUEUE_S * 1e9), FRAMING)
+        counted = _Traffic()
+        error = switch.carry(hosts, ordered, stopped.fileno(), ctypes.byref(terms), ctypes.byref(counted))
+        if error:
+            raise OSError(error, os.strerror(error))
+        traffic.delivered, traffic.dropped, traffic.late = counted.delivered, counted.dropped, counted.late
     finally:
         for device in devices.values():
             os.close(device)
-
-
-@dataclass
-class _Line:
-    """One direction of an access link: when it has sent all that it was given."""
-
-    per_byte: float
-    free: float = 0.0
-
-    def sent(self, now: float, packet: bytes) -> float | None:
-        """When a packet that comes now will have been sent; None if the queue is full."""
-        begins = max(now, self.free)
-        if begins - now > QUEUE_S:
-            return None
-        self.free = begins + (len(packet) + FRAMING) * self.per_byte
-        return self.free
-
-
-@dataclass
-class _Router:
-    """All links. Times are those at which packets are due, not those at which the thread got to them."""
-
-    devices: list[int]
-    access: Access
-    _moving: list[tuple[float, int, bool, int, bytes]] = field(default_factory=list)
-    """heap of (when, order, whether it goes out then, to whom, packet)"""
-    _order: Iterator[int] = field(default_factory=itertools.count)
-
-    def __post_init__(self) -> None:
-        self._up, self._down = ([_Line(8 / self.access.bandwidth) for _ in self.devices] for _ in range(2))
-
-    def run(self, stopped: socket.socket) -> None:
-        while True:
-            wait = max(0.0, self._moving[0][0] - time.monotonic()) if self._moving else None
-            ready, _, _ = select.select([*self.devices, stopped], [], [], wait)
-            if stopped in ready:
-                return
-            for teller, device in enumerate(self.devices):
-                with suppress(BlockingIOError):
-                    for _ in range(BURST if device in ready else 0):
-                        self._comes_in(teller, os.read(device, 1 << 16))
-            now = time.monotonic()
-            while self._moving and self._moving[0][0] <= now:
-                self._moves_on(*heapq.heappop(self._moving))
-
-    def _comes_in(self, teller: int, packet: bytes) -> None:
-        hearer = packet[19] - 1  # IPv4's destination ends there
-        if packet[0] >> 4 != 4 or not 0 <= hearer < len(self.devices):
-            return  # what the kernel announces over IPv6
-        sent = self._up[teller].sent(time.monotonic(), packet)
-        if sent is not None:
-            heapq.heappush(self._moving, (sent + self.access.latency, next(self._order), False, hearer, packet))
-
-    def _moves_on(self, when: float, order: int, out: bool, hearer: int, packet: bytes) -> None:
-        if out:
-            with suppress(OSError):  # the host has gone
-                os.write(self.devices[hearer], packet)
-            return
-        sent = self._down[hearer].sent(when, packet)
-        if sent is not None:
-            heapq.heappush(self._moving, (sent, order, True, hearer, packet))

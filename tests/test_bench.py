@@ -1,12 +1,19 @@
 """The benches at toy sizes: they run, compare like with like, and print what they promise. No time is tested."""
 
 import math
+import socket
+import time
+from contextlib import suppress
 
 import pytest
 
 from atoll.recipes.methods import METHODS
-from bench import after_step, boundary, codecs, link, memory, planned, scale, simulated, throughput
+from atoll.testing.processes import launch
+from bench import after_step, boundary, codecs, link, memory, planned, scale, simulated, throughput, wide
+from bench.engines import ENGINES, Engine, Told
 from bench.measure import Figure, in_turns, ratios
+
+emulated = pytest.mark.skipif(link.missing() is not None, reason=f"no network can be emulated here: {link.missing()}")
 
 
 def test_turns_are_interleaved_and_prepared_each_time() -> None:
@@ -34,9 +41,7 @@ def test_a_line_has_median_quartiles_goal_and_verdict() -> None:
         (lambda: codecs.figures(numel=10_000, turns=1, names=["quantise(8, linear())", "topk(64)"]), 4),
         (lambda: memory.figures(["streaming"], width=32, layers=2, vocab=64, turns=1), 2),
         pytest.param(
-            lambda: planned.figures(bandwidth=20e6, elements=1 << 16, step_s=0.01, rounds=1, turns=1),
-            3,
-            marks=pytest.mark.skipif(link.missing() is not None, reason="no network can be emulated here"),
+            lambda: planned.figures(bandwidth=20e6, elements=1 << 16, step_s=0.01, rounds=1, turns=1), 3, marks=emulated
         ),
         (lambda: scale.figures(share=0.008, rounds=2), 2 * len(scale.CASES)),
         (lambda: simulated.figures(steps=20, turns=1), 1),
@@ -48,3 +53,67 @@ def test_a_bench_gives_a_finite_figure_for_every_goal(figures, goals: int) -> No
     found = list(figures())
     assert all(math.isfinite(value) for figure in found for value in figure.values)
     assert sum(figure.most is not None or figure.least is not None for figure in found) == goals
+
+
+@emulated
+def test_engines_are_compared_over_a_link_and_those_that_cannot_be_are_named(capsys) -> None:
+    others = (Engine("nowhere", needs="torch", install="x"), Engine("absent", needs="absent", install="y"))
+    engines = (*ENGINES[:2], *others)
+    found = list(wide.figures([link.Access(20e6, 0.005)], peers=2, elements=1 << 16, turns=1, warm=1, engines=engines))
+    lines = capsys.readouterr().out
+    assert "absent skipped: not installed (pip install y)" in lines
+    assert "nowhere failed" in lines
+    assert "No module named 'bench.engines.nowhere'" in lines
+    assert "raw all-mean ratio 0." in lines
+    assert "gloo all-mean ratio 0." in lines
+    assert "not the mean" not in lines
+    of_link = [value for figure in found if "of the link" in figure.unit for value in figure.values]
+    assert len(of_link) == 4  # warm and cold, of two engines
+    assert all(0 < value < 1 for value in of_link)
+
+
+@emulated
+def test_a_network_has_its_latency_its_bandwidth_and_its_queue() -> None:
+    traffic = link.Traffic()
+    with link.network(2, link.Access(1e6, 0.02), traffic) as door:
+        (began,), heard = launch(datagrams, 2, door)
+    # Of 10 ms each on either line: ten wait no longer than a tenth of a second, and one is on its way.
+    assert 11 <= len(heard) == 30 - traffic.dropped < 30
+    assert heard[-1] - began >= 0.02 + 0.01 * (len(heard) + 1)
+
+
+def datagrams(host: int, door: str) -> list[float]:
+    """The first host sends 30 at once, of 1250 bytes on the wire, and returns when; the other one when each came."""
+    link.join(door, host)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.bind((f"10.0.0.{host + 1}", 5000))
+        if host == 0:
+            way.recv(1)
+            began = time.monotonic()
+            for _ in range(30):
+                way.sendto(bytes(1250 - link.FRAMING - 28), ("10.0.0.2", 5000))
+            time.sleep(0.5)  # a call that comes once nobody listens is answered by the kernel, through the full queue
+            return [began]
+        way.settimeout(0.5)
+        heard: list[float] = []
+        while not heard or time.monotonic() < heard[-1] + 0.5:
+            if not heard:
+                way.sendto(b"!", ("10.0.0.1", 5000))
+            with suppress(TimeoutError):
+                way.recv(1250)
+                heard.append(time.monotonic())
+        return heard
+
+
+def test_a_ring_of_members_sends_its_share_at_least() -> None:
+    access = link.Access(8e6)
+    assert wide.Case(access, peers=4, members=4, elements=1000).ideal == pytest.approx(1.5 * 4000 / 1e6)
+    assert wide.Case(access, peers=4, members=2, elements=1000).ideal == pytest.approx(4000 / 1e6)
+    assert wide.Case(access, peers=4, members=2, elements=1000).seat(3).members == (2, 3)
+
+
+def test_an_exchange_that_one_peer_got_wrong_is_not_timed() -> None:
+    right, wrong = Told(1.0, 3.0, 0.5, True), Told(2.0, 4.0, 0.5, False)
+    run = wide.Ran([[right, right], [right, right], [right, wrong], [right, right]], control="", late=0.0)
+    assert run.warm == [2.0]
+    assert run.right(2) is False

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM
 
 from atoll.trees import digest, trainable
@@ -42,6 +43,18 @@ def test_a_loop_of_ones_own_ends_alike_in_threads_and_under_torchrun() -> None:
     assert sorted(threads) == [0, 1]
     assert len(set(threads.values())) == 1
     assert processes == threads
+
+
+def test_the_same_loop_on_islands_far_apart_ends_as_in_threads() -> None:
+    steps = ["--steps", "50"]
+    islands = digests([EXAMPLES / "wide_loop.py", "--islands", "2", *steps])
+    assert sorted(islands) == [0, 1]
+    assert islands == digests([EXAMPLES / "own_loop.py", "--workers", "2", *steps])
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.sh")), ids=lambda path: path.name)
+def test_a_shell_script_can_be_read_by_bash(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
 
 
 def test_two_processes_of_the_hugging_face_script_agree_and_resume_bit_for_bit(tmp_path: Path) -> None:

@@ -24,19 +24,19 @@ LISTEN = 29500
 
 
 @contextmanager
-def connect(seat: Seat) -> Generator[Callable[[Tensor], Exchange]]:
+def connect(seat: Seat, lease: float = TIMEOUT_S) -> Generator[Callable[[Tensor], Exchange]]:
     """Members that have enrolled, each with links to all others."""
     met, rounds = store(seat), itertools.count()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         if seat.place == 0:
             home = Home.open(Path(folder) / "home", address=address(seat.rank))
-            stack.enter_context(home.serve(len(seat.members), TIMEOUT_S, lambda said: None))
+            stack.enter_context(home.serve(len(seat.members), lease, lambda said: None))
             for place, invitation in enumerate(home.invite(len(seat.members), TIMEOUT_S)):
                 met.set(f"invitation {place}", invitation.text())
         credentials = Path(folder) / "island"
         enrolled = enrol(met.get(f"invitation {seat.place}").decode(), credentials, worker=seat.place)
         listen = [f"{address(seat.rank)}:{LISTEN}"]
-        group = stack.enter_context(connected(enrolled, credentials, listen, lease=TIMEOUT_S))
+        group = stack.enter_context(connected(enrolled, credentials, listen, lease=lease))
         group.agree("bench")
         yield lambda own: partial(_exchange, group, own, next(rounds))
 

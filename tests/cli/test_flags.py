@@ -10,6 +10,7 @@ import pytest
 from atoll import __version__
 from atoll.cli.options import Asking, Comparing, Keeping, Measuring, Options, Planning, Showing, Simulating
 from atoll.cli.values import kind_of, parameters
+from atoll.cli.wide_options import Coordinating, Examining, Inviting, Joining, Launching, Looking
 from atoll.recipes import methods
 from atoll.train.run import Method
 from tests.cli.conftest import Said
@@ -38,6 +39,14 @@ def commands() -> dict[str, list[str]]:
     }
     each["plan METHOD..."] = flags_of(Planning)
     each["sensitivity DIR"] = flags_of(Measuring)
+    # with each method as of train, so that one stands for all
+    each["launch diloco"] = flags_of(methods.diloco, Options, Launching)
+    each["join INVITATION diloco"] = flags_of(methods.diloco, Options, Joining)
+    each["coordinator RUN"] = flags_of(Coordinating)
+    each["invite RUN"] = flags_of(Inviting)
+    each["status RUN"] = flags_of(Looking)
+    each["leave DIR"] = []
+    each["doctor INVITATION"] = flags_of(Examining)
     return each | {f"explain {name}": flags_of(method, Asking) for name, method in methods.METHODS.items()}
 
 
@@ -66,6 +75,13 @@ def record() -> None:
         "simulate noloco",
         "plan METHOD...",
         "explain streaming",
+        "launch diloco",
+        "join INVITATION diloco",
+        "coordinator RUN",
+        "invite RUN",
+        "status RUN",
+        "leave DIR",
+        "doctor INVITATION",
     ],
 )
 def test_help_shows_every_flag_on_record(command: str, atoll: Call) -> None:

@@ -8,14 +8,14 @@ the way; 130 for an interrupt.
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
 from atoll import __version__
-from atoll.cli.values import parameters
+from atoll.cli import wide_commands
+from atoll.cli.words import launched, method_and, results_on, resumable
 from atoll.errors import AtollError, UsageError, suggestion
 from atoll.units import bits_per_second
 
@@ -34,6 +34,7 @@ USAGE = """usage: atoll COMMAND ...
   atoll launch METHOD      islands in processes of this machine, that come and go as they would far apart
   atoll coordinator RUN    look after a run of islands far apart; atoll invite RUN for more invitations
   atoll join INVITATION METHOD   train on this island with the others; atoll leave DIR to take it out
+  atoll doctor INVITATION  before that: whether this machine, its links, clock and disk will do
   atoll status RUN         who is there, how far, and what the last rounds came to
   atoll sensitivity DIR    which blocks of a run's model make its workers disagree: which to mix, where links are slow
 
@@ -71,12 +72,13 @@ def _dispatch(args: list[str]) -> int:
         "plan": _plan,
         "simulate": _simulate,
         "sensitivity": _sensitivity,
-        "launch": _launch,
-        "coordinator": _coordinator,
-        "invite": _invite,
-        "join": _join,
-        "status": _status,
-        "leave": _leave,
+        "launch": wide_commands.launch,
+        "coordinator": wide_commands.coordinator,
+        "invite": wide_commands.invite,
+        "join": wide_commands.join,
+        "doctor": wide_commands.doctor,
+        "status": wide_commands.status,
+        "leave": wide_commands.leave,
     }
     match args:
         case []:
@@ -97,9 +99,9 @@ def _dispatch(args: list[str]) -> int:
 def _train(args: list[str]) -> None:
     from atoll.cli.options import Keeping, Options
 
-    method, values = _method("train", args, run=Options, output=Keeping)
+    method, values = method_and("train", args, run=Options, output=Keeping)
     keeping: Keeping = values["output"]
-    with _results_on(keeping.json) as stdout, _resumable(keeping.out), _groups(values["run"], method) as (run, groups):
+    with results_on(keeping.json) as stdout, resumable(keeping.out), _groups(values["run"], method) as (run, groups):
         from atoll.cli.show import json_line, summary
         from atoll.train.plots import plot_curves
         from atoll.train.trainer import train
@@ -121,7 +123,7 @@ def _compare(args: list[str]) -> None:
     from atoll.cli.specs import rows
     from atoll.cli.table import lines, table
 
-    if _launched():
+    if launched():
         raise UsageError("atoll compare starts processes of its own; start it without torchrun")
     description = "Compare methods, each given as METHOD or METHOD:KEY=VALUE,..., such as diloco:period=10."
     parts = {"run": Options, "comparison": Comparing, "simulation": Simulating}
@@ -137,7 +139,7 @@ def _compare(args: list[str]) -> None:
     out = comparing.directory()
     planned = entries(compared, seeds=comparing.seeds, out=out, scenes=scenes)
     jobs = side_by_side_at_most([entry.run for entry in planned], comparing.jobs)
-    with _results_on(comparing.json) as stdout, _resumable(out):
+    with results_on(comparing.json) as stdout, resumable(out):
         results = compare(planned, out, jobs=jobs, resume=comparing.resume, save_every=comparing.save_every)
         shown = lines(compared, results, options.steps * options.accumulate * options.batch)
         wall_s = sum(result.wall_s for each in results.values() for result in each)
@@ -153,7 +155,7 @@ def _compare(args: list[str]) -> None:
 def _explain(args: list[str]) -> None:
     from atoll.cli.options import Asking
 
-    method, values = _method("explain", args, question=Asking)
+    method, values = method_and("explain", args, question=Asking)
     asking: Asking = values["question"]
     rate = bits_per_second("--bandwidth", asking.bandwidth) if asking.bandwidth else None
     if asking.cite:
@@ -192,7 +194,7 @@ def _plan(args: list[str]) -> None:
         raise UsageError("atoll plan needs methods, or --paper NAME without any; give some, such as diloco streaming")
     from atoll.cli.planned import show, show_paper
 
-    with _results_on(asked.json) as stdout:
+    with results_on(asked.json) as stdout:
         if asked.paper:
             show_paper(asked.paper, stdout, json=asked.json)
         else:
@@ -202,13 +204,13 @@ def _plan(args: list[str]) -> None:
 def _simulate(args: list[str]) -> None:
     from atoll.cli.options import Options, Showing, Simulating
 
-    if _launched():
+    if launched():
         raise UsageError("atoll simulate has all workers in one process; start it without torchrun")
-    method, values = _method("simulate", args, run=Options, scene=Simulating, output=Showing)
+    method, values = method_and("simulate", args, run=Options, scene=Simulating, output=Showing)
     showing: Showing = values["output"]
     if showing.out and (showing.out / "config.json").exists():
         raise UsageError(f"{showing.out} already holds a run, and a simulated one is not resumed; give another --out")
-    with _results_on(showing.json) as stdout:
+    with results_on(showing.json) as stdout:
         from atoll.cli.show import json_line, summary, troubles
         from atoll.cli.simulate import at_home, scene, simulated
         from atoll.files import write_json
@@ -240,152 +242,14 @@ def _sensitivity(args: list[str]) -> None:
     from atoll.cli.sensitivity import measure
 
     measuring: Measuring = values["measuring"]
-    with _results_on(measuring.json) as stdout:
+    with results_on(measuring.json) as stdout:
         measure(Path(words[0]), measuring, stdout)
-
-
-def _launch(args: list[str]) -> None:
-    from atoll.cli.options import Options
-    from atoll.cli.wide_options import Launching
-
-    _, values = _method("launch", args, run=Options, islands=Launching)
-    asked: Launching = values["islands"]
-    own = {"--islands": 2, "--out": 2, "--resume": 1, "--json": 1}
-    words, rest = list[str](), list(args)
-    while rest:
-        flag, given, _ = rest[0].partition("=")
-        count = own.get(flag, 0)
-        words += [] if count else rest[:1]
-        rest = rest[1 if given or not count else count :]
-    if not values["run"].workers:
-        words += ["--workers", str(asked.islands)]
-    from atoll.cli.wide import launch
-
-    with _results_on(asked.json) as stdout, _resumable(asked.out):
-        launch(words, asked, stdout)
-
-
-def _coordinator(args: list[str]) -> None:
-    from atoll.cli.wide_options import Coordinating
-
-    folder, values = _folder("coordinator", "RUN", "Look after a run of islands far apart.", args, asked=Coordinating)
-    from atoll.cli.wide import coordinate
-
-    try:
-        coordinate(folder, values["asked"])
-    except KeyboardInterrupt:
-        how = "islands train on meanwhile"
-        raise KeyboardInterrupt(f"stopped; the same command goes on with the run in {folder}, and {how}") from None
-
-
-def _invite(args: list[str]) -> None:
-    from atoll.cli.wide_options import Inviting
-
-    folder, values = _folder("invite", "RUN", "Make invitations to a run, each for one island.", args, asked=Inviting)
-    from atoll.cli.wide import invite
-
-    invite(folder, values["asked"], sys.stdout)
-
-
-def _join(args: list[str]) -> None:
-    from atoll.cli.options import Options
-    from atoll.cli.wide_options import Joining
-
-    match args:
-        case [invitation, *rest] if not invitation.startswith("-"):
-            pass
-        case _:
-            invitation, rest = "", ["--help"] if {"-h", "--help"} & set(args) else []
-    if not invitation and not rest:
-        raise UsageError(
-            "atoll join needs an invitation before the method; atoll coordinator and atoll invite make them"
-        )
-    method, values = _method("join", rest, run=Options, place=Joining)
-    from atoll.cli.wide import join
-
-    with _results_on(values["place"].json) as stdout, _resumable(values["place"].out):
-        join(invitation, values["run"].run(method), values["place"], stdout)
-
-
-def _status(args: list[str]) -> None:
-    as_json = "--json" in args
-    words = [word for word in args if word != "--json"]
-    folder, _ = _folder("status", "RUN", "Who is there, how far, and what the last rounds came to.", words)
-    from atoll.cli.wide import status
-
-    status(folder, sys.stdout, as_json=as_json)
-
-
-def _leave(args: list[str]) -> None:
-    folder, _ = _folder("leave", "DIR", "Let an island of this machine leave after its round.", args)
-    from atoll.cli.wide import leave
-
-    leave(folder)
-
-
-def _folder(
-    command: str, word: str, about: str, args: list[str], **parts: Callable[..., Any]
-) -> tuple[Path, dict[str, Any]]:
-    """The one directory that a command takes, and its options."""
-    from atoll.cli.flags import parsed
-
-    values, words = parsed(f"atoll {command}", args, about, word, **parts)
-    if len(words) != 1:
-        given = f"was given {len(words)}" if words else "needs one"
-        raise UsageError(f"atoll {command} takes one {word}, a directory, and {given}")
-    return Path(words[0]), values
-
-
-def _method(command: str, args: list[str], **parts: Callable[..., Any]) -> tuple["Method", dict[str, Any]]:
-    """The method that the first word names, made with its own options, and the parts made with the rest."""
-    from atoll.cli.flags import parsed
-    from atoll.recipes.methods import METHODS
-
-    match args:
-        case ["-h" | "--help", *_]:
-            print(f"usage: atoll {command} METHOD [OPTIONS]\n")
-            width = max(map(len, METHODS)) + 1
-            for name, function in METHODS.items():
-                indent = f"  {name:{width}}"
-                print(fill(_about(function), 118, initial_indent=indent, subsequent_indent=" " * len(indent)))
-            print(f"\n  atoll {command} METHOD --help   its options")
-            raise SystemExit(0)
-        case [name, *rest] if name in METHODS:
-            for word in rest:
-                _refuse_anothers(name, word.partition("=")[0])
-            prog, description = f"atoll {command} {name}", f"{command.capitalize()} {name}."
-            values, _ = parsed(prog, rest, description, None, method=METHODS[name], **parts)
-            return values.pop("method"), values
-        case [name, *_] if not name.startswith("-"):
-            raise UsageError(f"atoll {command} does not know the method {name!r}; {suggestion(name, METHODS)}")
-        case _:
-            raise UsageError(f"atoll {command} needs a method before its options; give one of {', '.join(METHODS)}")
-
-
-def _about(function: Callable[..., Any]) -> str:
-    """The first paragraph of a docstring, in one line."""
-    return " ".join((function.__doc__ or "").partition("\n\n")[0].split())
-
-
-def _refuse_anothers(name: str, flag: str) -> None:
-    """Say whose option this is, if it is other methods' and not this one's."""
-    from atoll.recipes.methods import METHODS
-
-    key = flag.removeprefix("--").replace("-", "_")
-    owners = [method for method, function in METHODS.items() if key in parameters(function)]
-    if flag.startswith("--") and owners and name not in owners:
-        raise UsageError(f"{name} has no option {flag}, which belongs to {', '.join(owners)}; leave it out")
-
-
-def _launched() -> bool:
-    """Whether torchrun started this process; these names are its protocol."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 @contextmanager
 def _groups(options: "Options", method: "Method") -> "Generator[tuple[Run, Sequence[PeerGroup]]]":
     """The run, and its workers' ways to one another: all of them, or this process's one if torchrun started it."""
-    if _launched():
+    if launched():
         from atoll.peers.torchdist import TorchGroup
 
         world = int(os.environ["WORLD_SIZE"])
@@ -402,29 +266,3 @@ def _groups(options: "Options", method: "Method") -> "Generator[tuple[Run, Seque
 
         run = options.run(method)
         yield run, groups_of(run)
-
-
-@contextmanager
-def _results_on(json: bool) -> Generator[TextIO]:
-    """The real stdout; with JSON, whatever anyone prints meanwhile goes to stderr."""
-    stdout = sys.stdout
-    if json:
-        with redirect_stdout(sys.stderr):
-            yield stdout
-    else:
-        yield stdout
-
-
-@contextmanager
-def _resumable(out: Path | None) -> Generator[None]:
-    """Let an interrupt say how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not out:
-            how = "nothing was kept; give --out DIR to be able to resume"
-        elif out.exists():
-            how = f"the same command with --out {out} --resume goes on from the last complete checkpoint"
-        else:
-            how = f"nothing was in {out} yet"
-        raise KeyboardInterrupt(f"interrupted; {how}") from None

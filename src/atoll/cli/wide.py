@@ -1,53 +1,63 @@
-"""Commands for islands far apart: `atoll coordinator`, `invite`, `join`, `launch`, `status`, `leave`."""
+"""Commands for islands far apart: `atoll coordinator`, `invite`, `join`, `status`, `leave`."""
 
 import json
-import os
-import signal
-import subprocess
+import socket
 import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from atoll.cli.lock import alone
 from atoll.cli.show import json_line, summary
-from atoll.cli.wide_options import Coordinating, Inviting, Joining, Launching
-from atoll.errors import AtollError, GroupError, UsageError
+from atoll.cli.wide_options import Coordinating, Inviting, Joining, Looking
+from atoll.errors import GroupError, UsageError
 from atoll.peers.wide.connect import connect
-from atoll.peers.wide.enrol import enrol
+from atoll.peers.wide.enrol import JOINED, Enrolled, enrol
 from atoll.peers.wide.home import Home
-from atoll.train.island import Island, IslandGroup
+from atoll.peers.wide.invitations import PREFIX, Invitation
+from atoll.peers.wide.probe import listenable, moved
+from atoll.train.island import Island, IslandGroup, check
 from atoll.train.metrics import size
 from atoll.train.plots import plot_curves
 from atoll.train.run import Run
 from atoll.units import seconds
 
-LEAVE = "leave"
-"""A file in an island's directory by which it is told to leave."""
+LEAVE, INVITATION, CREDENTIALS = "leave", "invitation.txt", "credentials"
+"""In an island's directory: a file by which it is told to leave, one where a launch keeps an invitation, and a folder.
+"""
+BEATS_S = 3.0
+"""Seconds in which a sign of life comes even if one is lost: a lease is not shorter."""
 
 
 def coordinate(folder: Path, asked: Coordinating) -> None:
     """`atoll coordinator RUN`: serve until interrupted."""
     new = not (folder / "run.json").exists()
+    lease, _ = lease_of(asked.lease), positive("--expires", asked.expires)
+    if asked.recover and new:
+        raise UsageError(
+            f"--recover was given, but {folder} holds no copy of a run; put run.json and credentials/ of the lost "
+            "machine there"
+        )
     home = Home.open(folder, address=asked.address, port=asked.port)
     console = Console(stderr=True)
 
-    def say(sentence: str) -> None:
-        console.print(f"{time.strftime('%H:%M:%S')}  {sentence}", highlight=False)
-
-    lease = positive("--lease", asked.lease)
-    with home.serve(asked.islands, lease, say) as server:
-        say(f"run {home.run}: islands reach this machine at {home.address}, ports {home.port} and {home.port + 1}")
+    with home.serve(asked.islands, lease, lambda said: say(console, said), recovers=asked.recover) as server:
+        at = f"{home.address}, ports {home.port} and {home.port + 1}"
+        say(
+            console, f"run {home.run}: islands reach this machine at {at}; who is silent for {lease:g} s counts as gone"
+        )
         if new:
             _print_invitations(home, asked.islands, asked.expires)
             say(
+                console,
                 "each line above is for one island: atoll join INVITATION METHOD --out DIR; more by atoll invite "
-                f"{folder}"
+                f"{folder}",
             )
         while not server.wait(1.0):
             pass
@@ -82,16 +92,24 @@ def join(invitation: str, run: Run, place: Joining, stdout: TextIO) -> None:
     """`atoll join INVITATION METHOD`: train on this island, until the run has ended or it is told to leave."""
     if place.hidden and place.listen:
         raise UsageError("--hidden and --listen were both given, but who is hidden listens nowhere; leave one out")
-    credentials = place.out / "credentials"
-    enrolled = enrol(invitation, credentials)
+    # all that can be refused here is, before the invitation is used up
+    check(run)
+    lease, listen = lease_of(place.lease), listening(place)
+    if (place.out / "config.json").exists() and not place.resume:
+        raise UsageError(f"{place.out} already holds a run; give --resume to go on with it, or another --out")
+    line = text_of(invitation)
+    with alone(place.out):
+        enrolled = moved(enrol(line, place.out / CREDENTIALS), Invitation.parse(line))
+        _train(enrolled, run, place, listen, lease, stdout)
+
+
+def _train(enrolled: Enrolled, run: Run, place: Joining, listen: Sequence[str], lease: float, stdout: TextIO) -> None:
     told_to_leave = place.out / LEAVE
     told_to_leave.unlink(missing_ok=True)
-    lease = positive("--lease", place.lease)
-    listen = [] if place.hidden else [place.listen or f"0.0.0.0:{free_port()}"]
 
     @contextmanager
     def way(told: str, step: int) -> Generator[IslandGroup]:
-        with connect(enrolled, credentials, listen, told, step, lease) as group:
+        with connect(enrolled, place.out / CREDENTIALS, listen, told, step, lease) as group:
             yield group
 
     island = Island(
@@ -108,28 +126,54 @@ def join(invitation: str, run: Run, place: Joining, stdout: TextIO) -> None:
     print(json_line(result.as_json()) if place.json else summary(result, place.out), file=stdout)
 
 
+def text_of(invitation: str) -> str:
+    """The line of an invitation, which may be in a file of this name.
+
+    Raises: UsageError if it is neither.
+    """
+    if invitation.startswith(PREFIX) or not Path(invitation).is_file():
+        return invitation
+    try:
+        return Path(invitation).read_text()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the invitation in {invitation} cannot be read ({error}); give the line itself") from None
+
+
+def listening(place: Joining) -> list[str]:
+    """Where the others reach this island, if they can.
+
+    Raises: UsageError for an address that cannot be listened at.
+    """
+    if place.hidden:
+        return []
+    if place.listen is None:
+        return [f"0.0.0.0:{free_port()}"]
+    listenable(place.listen)
+    return [place.listen]
+
+
 def leave(folder: Path) -> None:
     """`atoll leave DIR`: let an island of this machine leave after its round."""
-    if not (folder / "credentials").exists():
+    if not (folder / CREDENTIALS / JOINED).exists():
         raise UsageError(f"{folder} holds no island; give the --out of an atoll join")
     (folder / LEAVE).touch()
     print(f"the island in {folder} leaves after its next boundary", file=sys.stderr)
 
 
-def status(folder: Path, stdout: TextIO, *, as_json: bool) -> None:
+def status(folder: Path, asked: Looking, stdout: TextIO) -> None:
     """`atoll status RUN`: how the run stands, live on a terminal."""
     path = folder / "status.json"
     if not (folder / "run.json").exists():
         raise UsageError(f"{folder} holds no run; give the directory of an atoll coordinator")
-    if as_json or not stdout.isatty():
-        shown = _read(path)
-        print(json.dumps(shown) if as_json else "", end="\n" if as_json else "", file=stdout)
-        if not as_json:
-            Console(file=stdout, width=120).print(_table(shown))
+    if asked.json:
+        print(json.dumps(_read(path)), file=stdout)
+        return
+    if not stdout.isatty():
+        Console(file=stdout, width=120).print(standing(_read(path)))
         return
     with Live(console=Console(file=stdout), auto_refresh=False) as live:
         while True:
-            live.update(_table(_read(path)), refresh=True)
+            live.update(standing(_read(path)), refresh=True)
             time.sleep(1.0)
 
 
@@ -140,7 +184,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise GroupError(f"{path} is not there yet, so no coordinator runs there; start atoll coordinator") from None
 
 
-def _table(status: dict[str, Any]) -> Table:
+def standing(status: dict[str, Any]) -> Table:
+    """How a run stands, for people."""
     epoch, late = status["epoch"], time.time() - status["at"]
     title = f"run {status['run']}"
     if epoch:
@@ -151,7 +196,8 @@ def _table(status: dict[str, Any]) -> Table:
     last = next((each for each in status["rounds"] if not each["lost"]), None)
     if last:
         title += f"\n{alive} alive; round {last['round']} of {last['workers']}, digest {last['digest'][:12]}"
-    table = Table(title=title, title_justify="left")
+    caption = f"who is silent for {status['lease_s']:g} s counts as gone"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for column in ("worker", "state", "heard", "step", "loss", "tokens/s", "sent"):
         table.add_column(column, justify="left" if column == "state" else "right")
     for island in status["islands"]:
@@ -168,112 +214,8 @@ def _table(status: dict[str, Any]) -> Table:
     return table
 
 
-def launch(method: Sequence[str], asked: Launching, stdout: TextIO) -> None:
-    """`atoll launch METHOD`: a coordinator and islands of this machine, each in a process of its own.
-
-    Args: method: METHOD and the options of the run, as they were given.
-    """
-    out = asked.out
-    if out.exists() and any(out.iterdir()) and not asked.resume:
-        raise UsageError(f"{out} already holds something; give --resume to go on with it, or another --out")
-    home = Home.open(out / "coordinator", address="127.0.0.1", port=free_port(2))
-    console = Console(stderr=True)
-    with home.serve(asked.islands, 10.0, lambda said: console.print(said, highlight=False)) as server:
-        begun = [out / f"worker-{number}" / "credentials" / "joined.json" for number in range(asked.islands)]
-        invitations = iter(home.invite(asked.islands, 3600.0))
-        with _processes() as processes:
-            for number, joined in enumerate(begun):
-                folder = joined.parent.parent
-                folder.mkdir(parents=True, exist_ok=True)
-                words = [*method, "--out", str(folder), "--listen", f"127.0.0.1:{free_port()}", "--json"]
-                words += ["--resume"] if asked.resume else []
-                invitation = next(invitations).text()
-                processes.start(["join", invitation, *words], folder, f"worker {number}")
-                _await(lambda joined=joined: joined.exists() or processes.ended() is not None, processes)
-            _await(
-                lambda: all(process.poll() is not None for process, *_ in processes.started) or server.wait(0),
-                processes,
-            )
-            results = processes.results()
-    for result in results:
-        print(json_line(result) if asked.json else _in_a_line(result), file=stdout)
-
-
-def _in_a_line(result: dict[str, Any]) -> str:
-    return (
-        f"held-out loss {result['val_loss']:.4f} nats per token after {result['steps']} steps, "
-        f"{size(result['bytes_sent_per_worker'])} sent, digest {result['digest'][:16]}"
-    )
-
-
-class _Processes:
-    """Islands in processes of their own, which do not outlive this one."""
-
-    def __init__(self) -> None:
-        self.started: list[tuple[subprocess.Popen[bytes], Path, str]] = []
-        self._files: list[IO[bytes]] = []
-
-    def start(self, words: Sequence[str], folder: Path, name: str) -> None:
-        out, err = (folder / "stdout.txt").open("wb"), (folder / "stderr.txt").open("ab")
-        self._files += [out, err]
-        command = [sys.executable, "-m", "atoll.cli", *words]
-        # a group of its own, so that Ctrl-C comes to it from here, once
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
-        self.started.append((process, folder, name))
-
-    def ended(self) -> str | None:
-        """What an island that failed said last."""
-        for process, folder, name in self.started:
-            if process.poll():
-                said = (folder / "stderr.txt").read_text(errors="replace").strip().splitlines()
-                return f"{name} ended with status {process.returncode}: {said[-1] if said else 'without a word'}"
-        return None
-
-    def results(self) -> list[dict[str, Any]]:
-        """What the islands printed at their end."""
-        found: list[dict[str, Any]] = []
-        for process, folder, name in self.started:
-            lines = (folder / "stdout.txt").read_text().strip().splitlines()
-            if process.poll() or not lines:
-                raise AtollError(self.ended() or f"{name} said nothing; see {folder / 'stderr.txt'}")
-            found.append(json.loads(lines[-1]))
-        return found
-
-    def stop(self) -> None:
-        for process, *_ in self.started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGINT)
-        end = time.monotonic() + 10
-        for process, *_ in self.started:
-            try:
-                process.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        for file in self._files:
-            file.close()
-
-
-@contextmanager
-def _processes() -> Generator[_Processes]:
-    processes = _Processes()
-    try:
-        yield processes
-    finally:
-        processes.stop()
-
-
-def _await(true: Any, processes: _Processes) -> None:
-    while not true():
-        time.sleep(0.2)
-    if said := processes.ended():
-        raise AtollError(said)
-
-
 def free_port(count: int = 1) -> int:
     """The first of so many ports in a row that nobody has now."""
-    import socket
-
     while True:
         with socket.socket() as first:
             first.bind(("", 0))
@@ -287,9 +229,27 @@ def free_port(count: int = 1) -> int:
         return port
 
 
+def say(console: Console, sentence: str) -> None:
+    """With the time of day."""
+    console.print(f"{time.strftime('%H:%M:%S')}  {sentence}", highlight=False, markup=False, soft_wrap=True)
+
+
 def positive(flag: str, words: str) -> float:
     """A duration above 0, in seconds."""
     found = seconds(flag, words)
     if not found > 0:
         raise UsageError(f"{flag} was {words}, but it must be more than nothing; give such as 10s")
+    return found
+
+
+def lease_of(words: str) -> float:
+    """A lease in seconds.
+
+    Raises: UsageError for one in which nobody could give a sign of life.
+    """
+    if (found := positive("--lease", words)) < BEATS_S:
+        raise UsageError(
+            f"--lease was {words}, but an island gives a sign of life each second, and one may be lost; give "
+            f"{BEATS_S:g}s or more"
+        )
     return found

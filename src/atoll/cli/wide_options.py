@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.cli.values import Count
+from atoll.cli.values import Count, Positive
 
 
 @dataclass(frozen=True)
@@ -13,16 +13,19 @@ class Coordinating:
     Args:
         islands: how many must be there before the run begins, and the invitations that a new run comes with
         address: by which islands reach this machine, such as a name or an outer address; found out if left out
-        port: of the links; the next one is for enrolment
+        port: of the links; the next one is for enrolment; 7447 if left out
         expires: how long invitations hold, such as 12h or 7days
         lease: silence after which an island counts as gone, such as 10s
+        recover: the coordinator's machine was lost: RUN holds copies of its run.json and credentials/ alone, and the
+        islands, which find this machine at the same address, tell the rest
     """
 
     islands: Count = 2
     address: str | None = None
-    port: Count = 7447
+    port: Count | None = None
     expires: str = "7days"
     lease: str = "10s"
+    recover: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,4 +82,32 @@ class Launching:
     islands: Count = 4
     out: Path = Path("runs/islands")
     resume: bool = False
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class Looking:
+    """How `atoll status` shows a run.
+
+    Args:
+        json: print one line of JSON instead
+    """
+
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class Examining:
+    """What `atoll doctor` looks at.
+
+    Args:
+        out: directory of the island: whether there is room, and the credentials if it has joined before
+        listen: where the other islands are to reach this one, such as 203.0.113.7:7448
+        params: parameters of the model that is to be trained, such as 1.5e9: what they need here, and on these links
+        json: end with one line of JSON on stdout; everything else goes to stderr
+    """
+
+    out: Path = Path("island")
+    listen: str | None = None
+    params: Positive | None = None
     json: bool = False

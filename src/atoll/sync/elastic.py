@@ -10,12 +10,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from atoll.errors import CompositionError
+from atoll.errors import CompositionError, LeftBehind
 from atoll.parts.mixers import Work
 from atoll.sync.drive import drive
 from atoll.sync.flow import boundary
 from atoll.sync.state import SyncState
-from atoll.wire import Key, Membership, PeerGroup, Source
+from atoll.wire import Event, Key, Landed, Membership, PeerGroup, Source
 
 State = tuple[Mapping[str, Any], Sequence[tuple[str, Tensor]]]
 
@@ -34,8 +34,8 @@ class ElasticGroup(PeerGroup, Protocol):
         membership of the one in whose place it stands."""
         ...
 
-    def offer(self, capture: Callable[[], State]) -> None:
-        """If somebody joins at the boundary that `meet` was called for: capture the state before it."""
+    def offer(self, capture: Callable[[], State], due: int) -> None:
+        """If somebody joins: capture the state, as it is before the boundary at step `due`."""
         ...
 
     def enter(self, *, alike: bool) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
@@ -51,6 +51,18 @@ class ElasticGroup(PeerGroup, Protocol):
         """Drop everything under way, to come again after the others went on; `agree` is next."""
         ...
 
+    def witness(self, held: Sequence[Tensor]) -> None:
+        """Compare with the others, along with the next exchanges, what stands still until `meet` is called again."""
+        ...
+
+    def stands(self) -> int:
+        """The step of the boundary that is next for the one in whose place a joiner stands."""
+        ...
+
+    def ready(self) -> None:
+        """Tell that this joiner has come as far as the others; waits a little."""
+        ...
+
     def begins(self) -> int | None:
         """The step from which a joiner takes part, once that is known."""
         ...
@@ -59,18 +71,33 @@ class ElasticGroup(PeerGroup, Protocol):
 def meet(state: SyncState, group: ElasticGroup) -> None:
     """Before a boundary: take up who takes part in what it launches, and offer the state if somebody joins."""
     state.membership = group.meet(state.step)
+    offer(state, group)
+
+
+def offer(state: SyncState, group: ElasticGroup) -> None:
+    """Before a boundary, and between two: offer the state if somebody joins. It is the same until the next one."""
 
     def capture() -> State:
         # the answers of what is in flight will follow
-        awaited = {".".join(map(str, entry.key)) for entry in state.queue if not entry.outcome}
-        tensors = [(name, tensor) for name, tensor in state.tensors() if name.partition(".")[2] not in awaited]
-        return state.meta(), tensors
+        awaited = {f"queue.{'.'.join(map(str, entry.key))}" for entry in state.queue if not entry.outcome}
+        tensors = [(name, tensor) for name, tensor in state.tensors() if name not in awaited]
+        meta = state.meta()
+        # what is due now has yet to be carried out, by whoever takes it over too
+        meta["work"][0] = min(state.step, state.due - 1)
+        return meta, tensors
 
-    group.offer(capture)
+    group.offer(capture, state.due)
+
+
+def witness(state: SyncState, events: Sequence[Event], group: ElasticGroup) -> None:
+    """After a boundary: have compared what all should hold alike, if anything has landed in it."""
+    if state.strategy.agrees and any(isinstance(event, Landed) for event in events):
+        group.witness([anchor.flat for anchor in state.anchors() if anchor])
 
 
 def enter(state: SyncState, group: ElasticGroup) -> None:
-    """Come in: returns when this worker takes part in the next boundary.
+    """Come in: returns when this worker takes part in the next boundary, and tries again if it is left behind on the
+    way.
 
     Raises: CompositionError for a strategy without anchors, which nobody could come in by.
     """
@@ -79,23 +106,29 @@ def enter(state: SyncState, group: ElasticGroup) -> None:
             "the strategy averages gradients within every step, so there are no anchors by which a worker could come "
             "in; take a method with anchors, such as diloco"
         )
+    while group.joins:
+        try:
+            _go_along(state, group)
+            return
+        except LeftBehind:
+            group.again()
+            group.agree(state.fingerprint)
+
+
+def _go_along(state: SyncState, group: ElasticGroup) -> None:
+    """Take over a state, and do what the others do, until it is the same as theirs."""
     state.take_over(*group.enter(alike=state.strategy.agrees))
     for entry in state.queue:
         if not entry.outcome and entry.snapshot:
             group.expect(entry.key, entry.snapshot)
-    work = state.work
-    # what is due at the step that it was captured at has yet to be carried out
-    state.work = work._replace(steps=work.steps - 1)
-    state.plan()
-    state.work = work
-    while True:
-        state.membership = group.meet(state.step)
-        drive(boundary(state), group)
-        begins = group.begins()
-        if begins is not None and begins <= state.due:
-            break
+    while (begins := group.begins()) is None or begins > state.due:
+        if group.stands() <= state.due:
+            group.ready()  # until the others agree on it there is nothing to go along with
+            continue
         steps, tokens, share = state.work
         state.work = Work(state.due, tokens * state.due // max(1, steps), share)
+        state.membership = group.meet(state.step)
+        drive(boundary(state), group)
     for fragment in state.fragments:
         if fragment.anchor:
             fragment.live.adopt(fragment.anchor)

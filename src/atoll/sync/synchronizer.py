@@ -8,7 +8,7 @@ from torch import nn
 
 from atoll.parts.mixers import Work
 from atoll.sync.drive import drive
-from atoll.sync.elastic import ElasticGroup, enter, meet
+from atoll.sync.elastic import ElasticGroup, enter, meet, offer, witness
 from atoll.sync.flow import Flow, before, boundary, drain
 from atoll.sync.rule import Strategy
 from atoll.sync.shared import Sharing
@@ -68,9 +68,15 @@ class Synchronizer:
         schedules may read.
         """
         flow = self.after(tokens, signals)
-        if flow and isinstance(self.group, ElasticGroup):
-            meet(self.state, self.group)
-        return drive(flow, self.group) if flow else []
+        if not isinstance(self.group, ElasticGroup):
+            return drive(flow, self.group) if flow else []
+        if not flow:
+            offer(self.state, self.group)
+            return []
+        meet(self.state, self.group)
+        events = drive(flow, self.group)
+        witness(self.state, events, self.group)
+        return events
 
     def before(self) -> Flow | None:
         """`before_step` as a flow for a driver of several workers; None when there is nothing to do."""

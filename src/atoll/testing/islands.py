@@ -38,14 +38,14 @@ class Sea:
     passes: Callable[[int, int, bytes], bool] = lambda sender, hearer, frame: True
     delay: Callable[[int, int], float] | None = None
     _ports: "dict[int, Loopback]" = field(default_factory=dict[int, "Loopback"])
-    _still: dict[int, list[_Frame]] = field(default_factory=dict[int, list[_Frame]])
+    still: dict[int, list[_Frame]] = field(default_factory=dict[int, list[_Frame]])
     _apart: set[frozenset[int]] = field(default_factory=set[frozenset[int]])
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _due: dict[tuple[int, int, Priority], float] = field(default_factory=dict[tuple[int, int, Priority], float])
 
     def __post_init__(self) -> None:
         self._numbers, self._under_way = count(), list[_Frame]()
-        self._more = threading.Condition()
+        self._more, self._ended = threading.Condition(), False
         if self.delay:
             threading.Thread(target=self._bring, name="sea", daemon=True).start()
 
@@ -54,7 +54,7 @@ class Sea:
         with self._lock:
             others = [other for other in self._ports.values() if other.me != port.me]
             self._ports[port.me] = port
-            self._still.pop(port.me, None)
+            self.still.pop(port.me, None)
         for other in others:
             other.seen(port.me, True)
             port.seen(other.me, True)
@@ -71,7 +71,7 @@ class Sea:
     def freeze(self, me: int) -> None:
         """From now on nothing that someone sends or is sent arrives."""
         with self._lock:
-            self._still.setdefault(me, [])
+            self.still.setdefault(me, [])
 
     def lose(self, me: int, alive: bool = False) -> None:
         """Let someone and all others count each other as gone, or as there again: what a link says after a lease."""
@@ -85,7 +85,7 @@ class Sea:
     def wake(self, me: int, *, drops: bool = False) -> None:
         """Let someone be heard again, and hear: what was sent meanwhile too, unless it `drops` out."""
         with self._lock:
-            held = self._still.pop(me, [])
+            held = self.still.pop(me, [])
             for frame in () if drops else held:
                 self._arrive(frame)
 
@@ -105,7 +105,7 @@ class Sea:
             return
         with self._lock:
             number = next(self._numbers)
-            held = self._still.get(sender.me)
+            held = self.still.get(sender.me)
             if held is not None:
                 held.append(_Frame(0.0, number, sender, hearer, frame))
                 return
@@ -122,7 +122,7 @@ class Sea:
     def _arrive(self, frame: _Frame) -> None:
         hearer = frame.hearer
         with self._lock:
-            held = self._still.get(hearer.me)
+            held = self.still.get(hearer.me)
             if held is not None:
                 held.append(frame)
                 return
@@ -130,11 +130,19 @@ class Sea:
         if there:
             hearer.heard(frame.sender.me, frame.frame)
 
+    def end(self) -> None:
+        """No frame arrives any more."""
+        with self._more:
+            self._ended = True
+            self._more.notify()
+
     def _bring(self) -> None:
         while True:
             with self._more:
-                while not self._under_way:
+                while not self._under_way and not self._ended:
                     self._more.wait()
+                if self._ended:
+                    return
                 if (wait := self._under_way[0].due - time.monotonic()) > 0:
                     self._more.wait(wait)
                     continue
@@ -182,7 +190,15 @@ def islands(
         server.close()
 
 
-def serve(sea: Sea, folder: Path, count: int, say: Callable[[str], None], *, lease: float = 10.0) -> Server:
+def serve(
+    sea: Sea,
+    folder: Path,
+    count: int,
+    say: Callable[[str], None],
+    *,
+    lease: float = 10.0,
+    recovers: bool = False,
+) -> Server:
     """A coordinator of a run of `count` islands."""
     ledger = Ledger(folder / "ledger.sqlite")
-    return Server(Loopback(sea, COORDINATOR), ledger, "run", "1", say, count, lease)
+    return Server(Loopback(sea, COORDINATOR), ledger, "run", "1", say, count, lease, recovers)

@@ -89,6 +89,11 @@ class BlockShard:
         self._go_to(self.passes, self._offset + self._batch)
         return self._blocks.rows(numbers)
 
+    def seek(self, batch: int) -> None:
+        """Go to a batch, counted from the first of the first pass."""
+        passes, place = divmod(batch, self._numbers.size // self._batch)
+        self._go_to(passes, place * self._batch)
+
     def state_dict(self) -> dict[str, Any]:
         """The position: complete passes, and blocks used of this one; and the size, to tell other data."""
         return {"pass": self.passes, "offset": self._offset, "size": self.size}

@@ -31,13 +31,17 @@ from atoll.train.run import Result, Run
 from atoll.train.shards import held_out_batches, make_shards
 from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
 from atoll.train.trainer import EVALUATED, EVALUATIONS, ROWS, SAVE_EVERY
+from atoll.train.units import Handing, UnitShard
 from atoll.train.worker import Worker, make_model
 from atoll.trees import Tree
 from atoll.wire import Landed
 
 
 class IslandGroup(ElasticGroup, Protocol):
-    """The way to the other islands."""
+    """The way to the other islands. `units`: the way to whoever hands out units of data."""
+
+    @property
+    def units(self) -> Handing: ...
 
     def tell(self, *, loss: float, speed: float) -> None:
         """Say how training goes, for whoever watches the run."""
@@ -54,6 +58,23 @@ class IslandGroup(ElasticGroup, Protocol):
 
 Connect = Callable[[str, int], AbstractContextManager[IslandGroup]]
 """Connect to the others: what is trained, as all must train it, and the step from which this island could go on."""
+
+
+def check(run: Run) -> None:
+    """Refuse what islands that come and go cannot train.
+
+    Raises: UsageError.
+    """
+    if run.dynamics != Dynamics() or run.faults.events or run.faults.loss:
+        raise UsageError(
+            "--pool, --drop, --speeds and --faults are experiments with all workers in one process; leave them out "
+            "where islands come and go by themselves"
+        )
+    if run.method.strategy.kept or not run.method.strategy.rules or not run.method.period:
+        raise UsageError(
+            f"{run.method.name} cannot be trained by islands that come and go: it has no rounds with anchors that all "
+            "could come in by; take one that has, such as diloco, streaming or factored-gossip"
+        )
 
 
 @dataclass
@@ -84,16 +105,7 @@ class Island:
 
     def __post_init__(self) -> None:
         run, data = self.run, self.run.data
-        if run.dynamics != Dynamics() or run.faults.events or run.faults.loss:
-            raise UsageError(
-                "--pool, --drop, --speeds and --faults are experiments with all workers in one process; leave them out "
-                "where islands come and go by themselves"
-            )
-        if run.method.strategy.kept or not run.method.strategy.rules or not run.method.period:
-            raise UsageError(
-                f"{run.method.name} cannot be trained by islands that come and go: it has no rounds with anchors that "
-                "all could come in by; take one that has, such as diloco, streaming or factored-gossip"
-            )
+        check(run)
         if not 0 <= self.number < run.workers:
             raise UsageError(
                 f"this island is worker {self.number}, but the data is shared by {run.workers}; give --workers "
@@ -103,12 +115,12 @@ class Island:
         corpus = load_corpus(
             data.source, bytes_tokenizer() if data.tokenizer == "bytes" else hub_tokenizer(data.tokenizer)
         )
-        shards = make_shards(
+        self._shards = shards = make_shards(
             corpus, data.sharding, workers=run.workers, batch=data.batch, length=data.length, seed=run.seed
         )
         mean = sum(shard.size for shard in shards) / run.workers
         self.fingerprint, self._vocab = corpus.fingerprint, corpus.vocab
-        self._shard, self._share = shards[self.number], shards[self.number].size / mean
+        self._share = shards[self.number].size / mean
         batches = held_out_batches(corpus, batch=ROWS, length=data.length, most=EVALUATED)
         self._held_out = [batch.to(run.device) for batch in batches]
         self._checkpoints = Checkpoints(self.out) if self.out else None
@@ -124,10 +136,13 @@ class Island:
             open_directory(self.out, run, self.fingerprint, resume=self.resume, writes=True)
         saved = max(self._checkpoints.steps(), default=0) if self._checkpoints and self.resume else 0
         with self.connect(f"{run!r};{self.fingerprint}", saved) as group:
-            worker = Worker(run, make_model(run, self._vocab, None), self._shard, self._share, group)
+            units = UnitShard(self._shards, self.number, run.accumulate, group.units)
+            worker = Worker(run, make_model(run, self._vocab, None), units, self._share, group)
             entered = worker.sync.state.step
             if self._checkpoints and saved:
                 self._load(self._checkpoints, saved, worker, whole=not entered)
+            if entered or not saved:
+                units.begin(entered, group.units.first)
             start = worker.sync.state.step
             path = self.out / "metrics.jsonl" if self.out else None
             label = f"{run.method.name} worker {self.number}"
@@ -135,21 +150,22 @@ class Island:
                 if start:
                     how = "took over the others' state" if entered else "resumed from its checkpoint"
                     record.say(f"worker {self.number} {how} at step {start}")
-                if self._loop(worker, group, record):
+                if self._loop(worker, units, group, record):
                     group.finish()
                 else:
                     record.say(f"worker {self.number} has left at step {worker.sync.state.step}")
                 return self._result(worker)
 
-    def _loop(self, worker: Worker, group: IslandGroup, record: Recorder) -> bool:
+    def _loop(self, worker: Worker, units: UnitShard, group: IslandGroup, record: Recorder) -> bool:
         """Whether it came to the end, and was not told to leave before."""
         run, state = self.run, worker.sync.state
         save_every = self.save_every or run.method.period or SAVE_EVERY
         since, seen, unsaved, leaving = time.monotonic(), self.tokens, False, False
+        units.tell(state)
         while state.step < run.steps:
             began, step = time.monotonic(), state.step + 1
             try:
-                self.tokens += self._step(worker, record, step)
+                self.tokens += self._step(worker, units, record, step)
                 self.spent += time.monotonic() - began
                 self._look(worker, group, record, step)
             except LeftBehind as left:
@@ -158,6 +174,8 @@ class Island:
                 record.say(f"step {step}  {left}")
                 worker.sync.come_again()
                 worker.begin_anew()
+                units.begin(state.step, group.units.first)
+                units.tell(state)
                 record.say(f"worker {self.number} took over the others' state at step {state.step}")
                 continue
             if step % LOG_EVERY == 0 or step == run.steps:
@@ -178,14 +196,19 @@ class Island:
                 return False
         return True
 
-    def _step(self, worker: Worker, record: Recorder, step: int) -> int:
+    def _step(self, worker: Worker, units: UnitShard, record: Recorder, step: int) -> int:
         """One inner step, and what is due at its end. Returns the tokens trained."""
         tokens = worker.backward()
         worker.update(step - 1)
-        boundary = time.monotonic()
+        boundary, state = time.monotonic(), worker.sync.state
+        if step >= state.due:
+            units.tell(state)
         events = worker.sync.after_step(tokens)
         if step == self.run.steps:
             events = [*events, *worker.sync.drain()]
+        units.heard(events, state)
+        if events or units.turned:
+            units.tell(state)
         self.sent += sum(event.sent for event in events if isinstance(event, Landed))
         if events:
             record.events(step, events, time.monotonic() - boundary)

@@ -20,7 +20,8 @@ from atoll.wire import Event
 
 @dataclass
 class Sailor:
-    """One island's training, in a thread. `log`: (step, event) of everything; `error`: how it ended, if badly."""
+    """One island's training, in a thread. `log`: (step, event) of everything; `error`: how it ended, if badly;
+    `entered`: the steps that it came in at; `history`: (entry, step, digest) after each step."""
 
     sea: Sea
     worker: int
@@ -34,19 +35,22 @@ class Sailor:
     sync: Synchronizer | None = None
     entered: list[int] = field(default_factory=list[int])
     digests: dict[int, str] = field(default_factory=dict[int, str])
+    history: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
 
     def __post_init__(self) -> None:
         self.killed = False
-        self.awake = threading.Event()
-        self.awake.set()
         self.port = Loopback(self.sea, self.worker)
-        self.thread = threading.Thread(target=self._sail, daemon=True)
+        self.group: WideGroup | None = None
+        self.thread = threading.Thread(target=self._sail, name=f"sailor-{self.worker}", daemon=True)
         self.thread.start()
 
     def kill(self) -> None:
         """As if by SIGKILL: nothing is said any more, and nothing heard."""
         self.killed = True
         self.sea.sink(self.worker, self.port)
+        if self.group:
+            # perhaps this is the group's own thread
+            threading.Thread(target=self.group.close, daemon=True).start()
 
     def join(self, timeout: float = 60.0) -> None:
         self.thread.join(timeout)
@@ -57,11 +61,11 @@ class Sailor:
     def _sail(self) -> None:
         torch.set_num_threads(1)
         try:
-            self.group = WideGroup(self.port, "run", "1", patience=self.patience)
+            group = self.group = WideGroup(self.port, "run", "1", patience=self.patience)
             try:
-                self._train(self.group)
+                self._train(group)
             finally:
-                self.group.close()
+                group.close()
         except BaseException as error:
             self.error = error
 
@@ -78,6 +82,7 @@ class Sailor:
                 move([each for each in replica.parameters() if each.requires_grad], optimizer)
                 self.log += [(step, event) for event in sync.after_step(tokens=8)]
                 self.digests[step] = sync.state.digest()
+                self.history.append((len(self.entered), step, self.digests[step]))
             except LeftBehind:
                 if self.killed:
                     return

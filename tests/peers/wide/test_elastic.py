@@ -21,7 +21,7 @@ from atoll.sync.rule import Rule, Strategy
 from atoll.testing.islands import Sea, serve
 from atoll.testing.toys import Mlp
 from atoll.testing.turns import run_turns
-from atoll.wire import Keep, Landed, Lost
+from atoll.wire import Keep, Landed, Launched, Lost
 from tests.peers.wide.crew import Sailor
 
 DILOCO = Strategy((Rule(every(5), outer=nesterov(0.7, 0.9)),))
@@ -90,3 +90,44 @@ def test_an_island_that_comes_later_holds_the_same_from_its_first_boundary_on(tm
         assert crew[2].digests[step] == crew[0].digests[step] == crew[1].digests[step]
     last = [event for _, event in crew[0].log if isinstance(event, Landed)][-1]
     assert last.peers == (0, 1, 2)
+
+
+def test_an_island_whose_bits_have_changed_takes_over_those_of_the_others(tmp_path: Path) -> None:
+    crew: list[Sailor] = []
+
+    def strike(step: int) -> float:
+        if step == 32 and len(crew[1].entered) == 1 and crew[1].sync:
+            anchor = crew[1].sync.state.fragments[0].anchor
+            assert anchor
+            anchor.flat[0] += 1e-9
+        return 0.004
+
+    with coast(tmp_path, 3) as (sea, _, _):
+        crew += [
+            Sailor(sea, worker, Mlp(), DILOCO, 120, strike if worker == 1 else lambda step: 0.004)
+            for worker in range(3)
+        ]
+        for sailor in crew:
+            sailor.join()
+    assert len(crew[1].entered) == 2, "it went on with other bits than the others"
+    assert len({sailor.digests[120] for sailor in crew}) == 1
+    assert all(isinstance(event, Landed) for _, event in crew[0].log if not isinstance(event, Launched))
+
+
+def test_two_islands_that_differ_say_so_and_stop(tmp_path: Path) -> None:
+    crew: list[Sailor] = []
+
+    def strike(step: int) -> float:
+        if step == 12 and crew[1].sync:
+            anchor = crew[1].sync.state.fragments[0].anchor
+            assert anchor
+            anchor.flat[0] += 1e-9
+        return 0.002
+
+    with coast(tmp_path, 2) as (sea, _, _):
+        crew += [
+            Sailor(sea, worker, Mlp(), DILOCO, 40, strike if worker == 1 else lambda step: 0.002) for worker in range(2)
+        ]
+        for sailor in crew:
+            sailor.thread.join(30)
+    assert all("do not hold the same any more" in str(sailor.error) for sailor in crew)

@@ -3,6 +3,9 @@
     island          {protocol, name, secret, request, worker, time}       worker: the number it wants, or null
     coordinator     {certificate, worker, endpoints}  or  {error: a sentence}
 
+    island          {protocol, ask: "time"}, and name and secret of an invitation, which is not used up
+    coordinator     {time, endpoints, ...}, and why the invitation cannot be used, "" if it can
+
 The island knows the coordinator by the authority in its invitation and the name in the certificate, for a member's
 certificate would do otherwise; the coordinator knows the island by the secret. `Desk` decides without I/O;
 `EnrolmentService` serves it to whoever comes, and strangers may come: a caller has `PATIENCE_S` and `MAX_REQUEST` for
@@ -15,7 +18,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +41,7 @@ class Desk:
         place: the worker number for an island that wants one or any (None); raises UsageError if it cannot have it.
         endpoints: where the coordinator's links listen, as islands reach it.
         log: told each decision, as a sentence.
+        open: what anybody may know who asks for the time.
         now: seconds since 1970.
     """
 
@@ -47,13 +51,14 @@ class Desk:
     endpoints: Sequence[str]
     log: Callable[[str], None]
     now: Callable[[], float] = time.time
+    open: Mapping[str, Any] = field(default_factory=dict[str, Any])
     _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def answer(self, line: bytes, caller: str) -> bytes:
         """The reply to a request; every error becomes one."""
         try:
             with self._turn:
-                reply = self._enrol(line, caller)
+                reply = self._time(line) or self._enrol(line, caller)
         except AtollError as error:
             self.log(f"{caller} was not enrolled: {error}")
             reply = {"error": str(error)}
@@ -62,6 +67,20 @@ class Desk:
             why = "the coordinator met an error of its own, which its log tells; try again once it is mended"
             reply = {"error": why}
         return json.dumps(reply).encode() + b"\n"
+
+    def _time(self, line: bytes) -> dict[str, Any] | None:
+        """The reply to who only asks for the time, and perhaps whether an invitation could be used."""
+        match _json(line):
+            case {"protocol": int(version), "ask": "time", **rest} if version == PROTOCOL:
+                now = self.now()
+                told = {"time": now, "endpoints": list(self.endpoints), **self.open}
+                match rest:
+                    case {"name": str(name), "secret": str(secret)} if (name + secret).isascii():
+                        return told | {"holds": self.invitations.why_not(name, hash_of(secret), now)}
+                    case _:
+                        return told
+            case _:
+                return None
 
     def _enrol(self, line: bytes, caller: str) -> dict[str, Any]:
         name, secret, asked, wanted, there = _parsed(line)
@@ -175,11 +194,7 @@ class EnrolmentService:
 
 def _parsed(line: bytes) -> tuple[str, str, str, int | None, float]:
     """Name, secret, certificate request, wanted number and time of a request."""
-    try:
-        said = json.loads(line)
-    except (ValueError, RecursionError):
-        said = None
-    match said:
+    match _json(line):
         case {"protocol": int(version)} if version != PROTOCOL:
             versions = f"version {min(version, 1 << 31)} of enrolment and the coordinator {PROTOCOL}"
             raise UsageError(f"the island speaks {versions}; install the same version of Atoll on both")
@@ -196,6 +211,13 @@ def _parsed(line: bytes) -> tuple[str, str, str, int | None, float]:
             return name, secret, asked, worker, there
         case _:
             raise UsageError("what was sent is no request to enrol; enrol with `atoll join`")
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def read_line(call: ssl.SSLSocket, limit: int, until: float) -> bytes:

@@ -109,14 +109,25 @@ def _known(folder: Path, asked: Invitation, worker: int | None, now: float) -> E
         raise UsageError(f"{what}; give another folder")
     if certificate.not_valid_after_utc.timestamp() <= now:
         return None
+    known, _ = read_enrolled(folder)
+    if worker not in (None, known.worker) or name != worker_name(known.worker):
+        raise UsageError(f"{folder} holds the credentials of {name}; give another island a folder of its own")
+    return known
+
+
+def read_enrolled(folder: Path) -> tuple[Enrolled, float]:
+    """What an island's folder holds, and until when its certificate is valid.
+
+    Raises: UsageError if that cannot be read.
+    """
+    certificate = papers.read_certificate(folder / CERT)
+    run, _ = papers.identity(certificate)
     try:
         joined = json.loads((folder / JOINED).read_bytes())
         known = Enrolled(run, joined["worker"], tuple(joined["endpoints"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder} holds {CERT} without a readable {JOINED}; enrol into an empty folder") from error
-    if worker not in (None, known.worker) or name != worker_name(known.worker):
-        raise UsageError(f"{folder} holds the credentials of {name}; give another island a folder of its own")
-    return known
+    return known, certificate.not_valid_after_utc.timestamp()
 
 
 def _reached(asked: Invitation, patience_s: float) -> tuple[ssl.SSLSocket, float]:
@@ -131,7 +142,7 @@ def _reached(asked: Invitation, patience_s: float) -> tuple[ssl.SSLSocket, float
             name = papers.host_name(asked.run, papers.COORDINATOR_NAME)
             return context.wrap_socket(way, server_hostname=name), until
         except OSError as error:
-            whys.append(f"{address} {_unreached(error)}")
+            whys.append(f"{address} {unreached(error)}")
     raise GroupError(f"the coordinator of run {asked.run} could not be asked: {'; '.join(whys)}")
 
 
@@ -172,7 +183,8 @@ def _issued(certificate: x509.Certificate, asked: Invitation) -> bool:
     return False
 
 
-def _unreached(error: OSError) -> str:
+def unreached(error: OSError) -> str:
+    """What is the matter with an address, and what to do."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=code) if code in (_NOT_YET, _EXPIRED):
             state = "has expired" if code == _EXPIRED else "is not valid yet"

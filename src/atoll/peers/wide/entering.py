@@ -8,8 +8,10 @@ answered what that one was answered. So anchors, outer state and round counts mo
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from atoll.errors import LeftBehind
 from atoll.peers.wide.messages import Bulk, Fetch
-from atoll.peers.wide.offers import manifest_key, outcome_of, state_key, tensors_of
+from atoll.peers.wide.offers import KEPT, STANDS, manifest_key, outcome_of, state_key, tensors_of
 from atoll.wire import Key, Landed, Lost, Snapshot, Source, Take
 
 WINDOW = 8
@@ -25,16 +27,22 @@ WINDOW = 8
 AGAIN_S = 0.25
 """After so long what was not there yet is asked for again."""
 LATE_S = 15.0
-"""After so long without anything from a donor, what it was asked for is asked of another one."""
+"""After so long without anything from anyone, what is missing is asked for again, once; a donor that is silent for
+twice as long while others answer counts as out of reach."""
+
+
+class OutOfReach(LeftBehind):
+    """Nobody is left to fetch from."""
 
 
 @dataclass
 class _Donor:
-    """One island that is fetched from: what it was asked for, and when it answered last."""
+    """One island that is fetched from: what it was asked for, when it answered last, and until when it has nothing."""
 
     asked: set[int] = field(default_factory=set[int])
     heard: float = field(default_factory=time.monotonic)
-    window: int = 2
+    window: int = 1
+    rests: float = 0.0
 
 
 class Fetching:
@@ -46,14 +54,15 @@ class Fetching:
 
     def __init__(self, send: Callable[[int, Fetch], None], wait: Callable[[float], None]) -> None:
         self._send, self._wait = send, wait
-        self._arrived: dict[Key, dict[int, tuple[bytes, int, int]]] = {}
+        self._arrived: dict[Key, dict[tuple[int, int], tuple[bytes, int]]] = {}
+        self._donors: dict[Key, frozenset[int]] = {}
         self.gone: set[int] = set()
         self.fetched = 0
 
     def arrived(self, sender: int, bulk: Bulk) -> None:
-        """A chunk, if it was asked for."""
-        if bulk.key in self._arrived:
-            self._arrived[bulk.key][bulk.chunk] = (bytes(bulk.payload), bulk.version, sender)
+        """A chunk, if it was asked of the sender."""
+        if sender in self._donors.get(bulk.key, ()):
+            self._arrived[bulk.key][sender, bulk.chunk] = (bytes(bulk.payload), bulk.version)
 
     def whole(
         self, key: Key, donors: Sequence[int], sums: Sequence[str] | None = None, *, patient: bool = True
@@ -62,19 +71,20 @@ class Fetching:
 
         Args: sums: sha256 of each chunk; what does not have it is fetched again from someone else. patient: wait until
         it is offered; else None if nobody offers it now.
-        Raises: LeftBehind if nobody is left to fetch from.
+        Raises: OutOfReach if nobody is left to fetch from.
         """
         chunks, here = self._arrived.setdefault(key, {}), dict[int, bytes]()
-        ways = {donor: _Donor() for donor in donors}
+        self._donors[key] = frozenset(donors)
+        ways, began, silences = {donor: _Donor() for donor in donors}, time.monotonic(), 0
         total = len(sums) if sums else None
         while total is None or len(here) < total:
             ways = {donor: way for donor, way in ways.items() if donor not in self.gone}
             if not ways:
-                raise LeftBehind(f"nobody is left to fetch a state from: {list(donors)} are gone; come again")
+                raise OutOfReach(f"workers {list(donors)}, to fetch a state from, are gone or not heard; come again")
             self._ask(key, ways, here, total)
             self._wait(AGAIN_S)
-            for chunk, (payload, count, sender) in list(chunks.items()):
-                del chunks[chunk]
+            for (sender, chunk), (payload, count) in list(chunks.items()):
+                del chunks[sender, chunk]
                 way = ways.get(sender)
                 if way:
                     way.heard, way.window = time.monotonic(), min(WINDOW, way.window + 1)
@@ -82,25 +92,34 @@ class Fetching:
                 if not count:
                     if not patient and not here:
                         return None
+                    if way:
+                        way.rests = time.monotonic() + AGAIN_S
                     continue
                 if sums and (chunk >= len(sums) or sha256(payload).hexdigest() != sums[chunk]):
                     ways = {donor: way for donor, way in ways.items() if donor != sender} or ways
                     continue
                 total, here[chunk] = count if total is None else total, payload
                 self.fetched += len(payload)
-            for way in ways.values():
-                if time.monotonic() - way.heard > (LATE_S if here else AGAIN_S):
+            # as long as anything comes, the rest is on its way: asking again would only make all of it later
+            last = max([began, *(way.heard for way in ways.values())])
+            ways = {donor: way for donor, way in ways.items() if last - way.heard <= 2 * LATE_S}
+            if time.monotonic() - last > LATE_S:
+                began, silences = time.monotonic(), silences + 1
+                ways = ways if silences < 2 else {}
+                for way in ways.values():
                     way.asked.clear()
-        del self._arrived[key]
+                    way.window = 1
+        del self._donors[key], self._arrived[key]
         return b"".join(here[chunk] for chunk in sorted(here))
 
     def _ask(self, key: Key, ways: dict[int, _Donor], here: dict[int, bytes], total: int | None) -> None:
         """Fill the windows."""
         taken = {chunk for way in ways.values() for chunk in way.asked}
-        open_ = [chunk for chunk in range(total or 1) if chunk not in here and chunk not in taken]
+        # one after another: a donor may say that there are any number of them
+        open_ = (chunk for chunk in range(total or 1) if chunk not in here and chunk not in taken)
+        now = time.monotonic()
         for donor, way in ways.items():
-            while open_ and len(way.asked) < way.window:
-                chunk = open_.pop(0)
+            for chunk in islice(open_, max(way.window - len(way.asked), 0) if way.rests <= now else 0):
                 way.asked.add(chunk)
                 self._send(donor, Fetch(key, chunk))
 
@@ -116,15 +135,39 @@ class Entry:
         self.epoch, self.donors = epoch, tuple(donors)
         self._fetching, self._caught_up = fetching, caught_up
         self._sources: dict[Key, Source] = {}
+        self._whole = False
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is not a tensor, and the tensors. Nothing that is in flight: see `expect`."""
-        text = self._fetching.whole(manifest_key(self.epoch), self.donors[:1])
-        assert text is not None
-        manifest = json.loads(text)
+        manifest = self._manifest()
         state = self._fetching.whole(state_key(self.epoch), self.donors, manifest["sums"])
         assert state is not None
+        self._whole = True
         return manifest["meta"], tensors_of(manifest, state[: manifest["bytes"]])
+
+    def _manifest(self) -> dict[str, Any]:
+        """From the first donor that is within reach."""
+        for donor in self.donors:
+            with suppress(OutOfReach):
+                text = self._fetching.whole(manifest_key(self.epoch), (donor,))
+                assert text is not None
+                return json.loads(text)
+        raise OutOfReach(f"none of workers {list(self.donors)}, to fetch a state from, is within reach; come again")
+
+    def stands(self) -> int:
+        """The step of the boundary that is next for the one in whose place this island stands."""
+        said = self._fetching.whole(Key(STANDS, 0, self.epoch), self.donors[:1])
+        assert said is not None
+        return int.from_bytes(said, "little", signed=True)
+
+    def late(self, epoch: int) -> bool:
+        """Whether the state is offered no more, when so many epochs have been agreed on."""
+        return not self._whole and epoch >= self.epoch + KEPT
+
+    @property
+    def awaits(self) -> bool:
+        """Whether answers are still to come."""
+        return bool(self._sources)
 
     def expect(self, key: Key, source: Source) -> Key:
         """An exchange that is under way at the donors: its mean will be written here, if it is a snapshot."""

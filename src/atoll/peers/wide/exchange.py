@@ -12,28 +12,21 @@ before all who are left have it: what is used is the same everywhere, whatever h
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
 
 import torch
-from torch import Tensor
 
 from atoll.parts.codecs import exact
-from atoll.peers.rounds import Header, accumulate, admit, encode, finish, header_of, heard
+from atoll.peers.rounds import Header, admit, header_of, heard
 from atoll.peers.wide.messages import CONTRIBUTION, LONG, MEAN, Bulk, Have, Head, Report, Settle, Want
-from atoll.peers.wide.segments import Part, Segments
+from atoll.peers.wide.pieces import WHOLE, Pieces, taken, view
+from atoll.peers.wide.segments import Part
 from atoll.trees import CHUNK, cut
-from atoll.wire import Codec, Fold, Keep, Landed, Lost, Post, Reduce, Snapshot, Sum, Take
+from atoll.wire import Fold, Keep, Landed, Lost, Post, Reduce, Snapshot, Sum, Take
 
 Send = Callable[[int, Head | Bulk | Have | Want], None]
-WHOLE: Part = ()
-"""The part of everyone under `Keep`."""
-
-
-def view(wire: Tensor) -> memoryview:
-    """The bytes of a wire, where they are."""
-    return memoryview(wire.numpy())  # pyright: ignore[reportArgumentType]  # numpy's buffer protocol is not in its stubs
 
 
 class Exchange:
@@ -42,27 +35,30 @@ class Exchange:
     Args: me: this worker. post: its contribution. take: as it will be taken, if it reads live tensors. send: hands a
     message to the link.
     Attributes: outcome: the answer, once it is there; error: why there cannot be one; version: how often the
-    membership has shrunk; digest: of what everyone agreed on; held: it has been told the coordinator that something is
-    missing here, so this worker votes on nothing before it has heard back.
+    membership has shrunk; digest: of what everyone agreed on; held: the newest report to the coordinator that something
+    is missing here, as long as it is not answered: meanwhile this worker votes on nothing.
     """
 
     def __init__(self, me: int, post: Post, take: Take | None, send: Send) -> None:
         self.me, self.post, self.version, self.digest = me, post, 0, ""
         self._take, self._send = take, send
         self.fold: Fold = Reduce(exact()) if isinstance(post.fold, Sum) else post.fold
+        layout = post.source.layout
+        # what all members' messages must have in common
+        self.form = f"{layout.numel} elements of {layout.dtype}, {post.codec!r}, {post.fold!r}"
         self._out: list[tuple[tuple[int, ...], bool]] = []
         self._heads: dict[int, Head] = {}
-        self._segments = Segments.of(post.to, post.source.layout, post.codec, self._result)
-        self._wires: list[Tensor] = []
-        self._arrived: dict[tuple[Part, int], dict[int, Tensor]] = {}
-        self._means: dict[Part, dict[int, Tensor]] = {}
+        self._pieces = Pieces(me, post, self.fold)
         self._votes: dict[int, str] = {}
         self._verdict: Landed | Lost | None = None
         self._work: Iterator[None] | None = None
         self._told: set[tuple[Part, int]] = set()
         self._early: list[tuple[int, Bulk | Have]] = []
+        self._room = self._most
         self._lacking = 0
-        self.held = False
+        self._hashes: dict[int, bytes] = {}
+        self._reports = 0
+        self.held: int | None = None
         self.outcome: Landed | Lost | None = None
         self.error: str | None = None
         self.sent = 0
@@ -81,27 +77,9 @@ class Exchange:
         return self._take is None
 
     @property
-    def waits(self) -> bool:
-        """Whether all have come, so that whatever is missing is on its way, or lost."""
-        return all(worker in self._heads for worker in self.left)
-
-    @property
-    def _result(self) -> Codec:
-        return self.fold.result if isinstance(self.fold, Reduce) else exact()
-
-    @property
-    def _chunks(self) -> Sequence[tuple[int, int]]:
-        return self.post.source.layout.chunks
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.post.source.layout.dtype
-
-    @property
-    def form(self) -> str:
-        """What all members' messages must have in common."""
-        layout = self.post.source.layout
-        return f"{layout.numel} elements of {layout.dtype}, {self.post.codec!r}, {self.post.fold!r}"
+    def _most(self) -> int:
+        """Bytes of messages of a later version that are put by: about all that comes in one."""
+        return 2 * self.post.source.layout.numel * self._pieces.dtype.itemsize + CHUNK
 
     def _hearers(self) -> tuple[int, ...]:
         """Who gets this worker's wire under `Keep`."""
@@ -128,7 +106,7 @@ class Exchange:
 
     def head(self, sender: int, head: Head) -> None:
         """A member's head; an error if it trains something else."""
-        if head.to != self.post.to:
+        if head.to != self.post.to or sender not in self.left:
             return  # of another epoch, whose own members will be told
         if head.form != self.form:
             self.error = (
@@ -139,75 +117,70 @@ class Exchange:
             self.error = (
                 f"worker {sender} has other signals than worker {self.me} in {self.post.key}; give all the same"
             )
-        elif sender in self.left and sender not in self._heads:
+        elif sender not in self._heads:
             self._heads[sender] = head
             self._decide()
 
-    def bulk(self, sender: int, bulk: Bulk) -> None:
-        """Bytes; those that fit nowhere are dropped."""
-        if self._later(sender, bulk) or bulk.chunk >= len(self._chunks) or sender not in self.left:
-            return
-        where = self._place(sender, bulk)
-        if where is None or bulk.chunk in where or len(bulk.payload) != self._length(bulk):
-            return
-        wire = torch.empty(len(bulk.payload), dtype=torch.uint8)
-        view(wire)[:] = bulk.payload
-        where[bulk.chunk] = wire
+    def bulk(self, sender: int, bulk: Bulk) -> bool:
+        """Bytes; those that fit nowhere are dropped. Whether they were of use."""
+        if self._later(sender, bulk) or bulk.chunk >= len(self._pieces.chunks) or sender not in self.left:
+            return False
+        where = self._pieces.place(sender, bulk, self.version)
+        if where is None or bulk.chunk in where or len(bulk.payload) != self._pieces.length(bulk):
+            return False
+        where[bulk.chunk] = taken(bulk.payload)
         self._lacking -= bulk.phase == MEAN or (isinstance(self.fold, Keep) and self._counts(sender))
         if bulk.phase == CONTRIBUTION and isinstance(self.fold, Reduce):
             self._sum(bulk.part, bulk.chunk)
+        else:
+            self._hash(bulk.chunk)
         self._finished()
-
-    def _place(self, sender: int, bulk: Bulk) -> dict[int, Tensor] | None:
-        """Where bytes belong that a member may send."""
-        if sender == self.me:
-            return None
-        if bulk.phase == CONTRIBUTION:
-            keeps, owner = isinstance(self.fold, Keep), self._segments.owners.get(bulk.part)
-            mine = bulk.part == WHOLE if keeps else owner == self.me
-            return self._arrived.setdefault((bulk.part, sender), {}) if mine else None
-        if bulk.phase == MEAN and isinstance(self.fold, Reduce) and bulk.version == self.version:
-            return self._means.setdefault(bulk.part, {}) if self._segments.owners.get(bulk.part) == sender else None
-        return None
-
-    def _length(self, bulk: Bulk) -> int:
-        """Bytes that a message must have."""
-        codec = self.post.codec if bulk.phase == CONTRIBUTION else self._result
-        first, last = self._span(bulk.part, bulk.chunk)
-        return self._nbytes(codec, bulk.chunk, last) - self._nbytes(codec, bulk.chunk, first)
+        return True
 
     def _counts(self, sender: int) -> bool:
         """Whether a contribution is needed here, as far as is known."""
         return isinstance(self._verdict, Landed) and sender in heard(self._verdict, self.post.edges).peers
 
     def _later(self, sender: int, message: Bulk | Have) -> bool:
-        """Whether a message is of a version that this worker has not been told of yet: it is put by."""
-        if message.version > self.version and sender in self.left and len(self._early) < 4 * len(self._chunks) + LONG:
+        """Whether a message is of a version that this worker has not been told of yet: it is put by, if there is room;
+        what is not is asked for again."""
+        if message.version <= self.version or sender not in self.left:
+            return False
+        size = len(message.payload) if isinstance(message, Bulk) else 0
+        if len(self._early) < 4 * len(self._pieces.chunks) + LONG and size <= self._room:
             self._early.append((sender, message))
-            return True
-        return False
+            self._room -= size
+        return True
 
-    def have(self, sender: int, have: Have) -> None:
-        """A vote; an error if members came to different bits."""
-        if not self._later(sender, have) and have.version == self.version and sender in self.left:
-            self._votes[sender] = have.digest
-            self._count()
+    def have(self, sender: int, have: Have) -> bool:
+        """A vote, or what all others have voted; an error if members came to different bits. Whether it is news."""
+        if self._later(sender, have) or have.version != self.version or sender not in self.left:
+            return False
+        voted = [worker for worker in self.left if worker != self.me] if have.all else [sender]
+        news = any(self._votes.get(worker) != have.digest for worker in voted)
+        self._votes |= dict.fromkeys(voted, have.digest)
+        self._count()
+        return news
 
     def want(self, sender: int, want: Want) -> None:
         """Send again what did not come."""
-        if want.phase == CONTRIBUTION and self._wires and sender in self.left:
-            for chunk in want.chunks:
-                if chunk < len(self._wires) and (self._segments.owners.get(want.part) == sender or want.part == WHOLE):
+        if sender not in self.left:
+            return
+        owner, asked = self._pieces.segments.owners.get(want.part), sorted(set(want.chunks))
+        if want.phase == CONTRIBUTION and (want.part == WHOLE if isinstance(self.fold, Keep) else owner == sender):
+            for chunk in asked:
+                if chunk < len(self._pieces.wires):
                     self._tell(sender, want.part, chunk)
-        elif want.phase == MEAN and self._segments.owners.get(want.part) == self.me:
-            held = self._means.get(want.part, {})
-            for chunk in want.chunks:
+        elif want.phase == MEAN and owner == self.me:
+            held = self._pieces.means.get(want.part, {})
+            for chunk in asked:
                 if chunk in held:
-                    self._send(sender, self._mean(want.part, chunk, held[chunk]))
+                    self._send(sender, self._mean(want.part, chunk))
 
     def settle(self, settle: Settle) -> None:
         """The coordinator's word on who is out, from the first version on; what is known already changes nothing."""
-        self.held = False
+        if self.held and (settle.answers >= self.held or len(settle.out) > len(self._out)):
+            self.held = None
         for workers, counts in settle.out[len(self._out) :]:
             before = self.left
             self._out.append((workers, counts))
@@ -215,13 +188,14 @@ class Exchange:
                 continue
             self.version += 1
             if isinstance(self.fold, Reduce):
-                self._segments.hand_over(workers, tuple(worker for worker in before if worker not in workers))
-            self._means.clear()
+                self._pieces.segments.hand_over(workers, tuple(worker for worker in before if worker not in workers))
+            self._pieces.means.clear()
+            self._hashes.clear()
             self._votes.clear()
             self._verdict = None
         if self.outcome is None:
             self._decide()
-            early, self._early = self._early, []
+            early, self._early, self._room = self._early, [], self._most
             for sender, message in early:
                 (self.bulk if isinstance(message, Bulk) else self.have)(sender, message)  # pyright: ignore[reportArgumentType]
             self._finished()
@@ -237,16 +211,21 @@ class Exchange:
             self._finished()
         return True
 
-    def report(self) -> Report:
+    def stands(self) -> tuple[int, bool, tuple[int, ...]]:
+        """The version, whether this worker has voted on it, and whom it waits for: not for who has yet to come."""
+        silent = set[int]()
+        if all(worker in self._heads for worker in self.left):
+            silent = {origin for origin, _, _, _ in self._missing()} - {self.me}
+            if not silent and self._complete():
+                silent = {worker for worker in self.left if worker not in self._votes}
+        return self.version, self.me in self._votes, tuple(sorted(silent - {self.me}))
+
+    def report(self, epoch: int) -> Report:
         """How things stand, for the coordinator: if not all is here, nothing is voted on before it has answered."""
-        silent = {worker for worker in self.left if worker not in self._heads}
-        if isinstance(self._verdict, Landed) and not silent:
-            silent = {origin for origin, _, _, chunks in self._missing() if chunks}
-        if not silent and self._complete():
-            silent = {worker for worker in self.left if worker not in self._votes}
-        complete = self.me in self._votes or self.outcome is not None
-        self.held = not complete
-        return Report(self.post.key, self.post.to, self.version, complete, tuple(sorted(silent)))
+        version, complete, silent = self.stands()
+        self._reports += 1
+        self.held = None if complete else self._reports
+        return Report(self.post.key, self.post.to, epoch, version, self._reports, complete, silent)
 
     def ask_again(self) -> None:
         """Ask for everything that is missing, and say again what others may have missed."""
@@ -275,12 +254,14 @@ class Exchange:
         ]
         self._verdict = admit(self.post.key, self.post.to, headers, self.post.quorum, dropped)
         if isinstance(self._verdict, Landed):
-            self._lacking = sum(len(chunks) for _, phase, _, chunks in self._missing() if phase == self._last)
+            # with all here of what comes last, all is here
+            last = CONTRIBUTION if isinstance(self.fold, Keep) else MEAN
+            self._lacking = sum(len(chunks) for _, phase, _, chunks in self._missing() if phase == last)
             if isinstance(self.fold, Reduce):
                 # one's own means are still to be formed
-                mine = [part for part, owner in self._segments.owners.items() if owner == self.me]
-                held = [chunk for part in mine for chunk in self._means.get(part, {})]
-                self._lacking += sum(len(self._filled(part)) for part in mine) - len(held)
+                mine = [part for part, owner in self._pieces.segments.owners.items() if owner == self.me]
+                held = [chunk for part in mine for chunk in self._pieces.means.get(part, {})]
+                self._lacking += sum(len(self._pieces.filled(part)) for part in mine) - len(held)
             self._work = self._bulk()
         else:
             self._finished()
@@ -288,13 +269,11 @@ class Exchange:
     def _bulk(self) -> Iterator[None]:
         """Encode what counts, once, and send each chunk where it belongs at this version."""
         assert isinstance(self._verdict, Landed)
-        scratch = torch.empty(min(CHUNK, self.post.source.layout.numel), dtype=self._dtype)
+        scratch = torch.empty(min(CHUNK, self.post.source.layout.numel), dtype=self._pieces.dtype)
         counts, version = self.me in self._verdict.peers, self.version
-        for chunk, (start, stop) in enumerate(self._chunks):
-            if counts and chunk == len(self._wires):
-                wire = encode(self.post, start, stop, scratch)
-                inside = wire.untyped_storage().data_ptr() == scratch.untyped_storage().data_ptr()
-                self._wires.append(wire.clone() if inside or not isinstance(self.post.source, Snapshot) else wire)
+        for chunk, (start, stop) in enumerate(self._pieces.chunks):
+            if counts and chunk == len(self._pieces.wires):
+                self._pieces.encode(start, stop, scratch)
             if version != self.version:
                 return
             self._distribute(chunk)
@@ -303,85 +282,47 @@ class Exchange:
     def _distribute(self, chunk: int) -> None:
         """This worker's part in one chunk."""
         if isinstance(self.fold, Keep):
-            if self._wires and (WHOLE, chunk) not in self._told:
+            if self._pieces.wires and (WHOLE, chunk) not in self._told:
                 self._told.add((WHOLE, chunk))
                 for worker in self._hearers():
                     self._tell(worker, WHOLE, chunk)
             return
-        for part, owner in self._segments.owners.items():
+        for part, owner in self._pieces.segments.owners.items():
             if owner == self.me:
                 self._sum(part, chunk)
-            elif self._wires and (part, chunk) not in self._told:
+            elif self._pieces.wires and (part, chunk) not in self._told:
                 self._told.add((part, chunk))
                 self._tell(owner, part, chunk)
 
     def _tell(self, worker: int, part: Part, chunk: int) -> None:
-        first, last = self._span(part, chunk)
+        first, last = self._pieces.span(part, chunk)
         if first < last:
-            piece = view(self._cut(self._wires[chunk], self.post.codec, chunk, first, last))
+            piece = view(self._pieces.cut(self._pieces.wires[chunk], self.post.codec, chunk, first, last))
             self.sent += len(piece)
             self._send(worker, Bulk(self.post.key, CONTRIBUTION, self.version, part, chunk, piece))
 
     def _sum(self, part: Part, chunk: int) -> None:
         """If all contributions to a chunk are here: their mean, and everyone is told."""
-        verdict, means = self._verdict, self._means.setdefault(part, {})
+        verdict, means = self._verdict, self._pieces.means.setdefault(part, {})
         if not isinstance(verdict, Landed):
             return  # heads are missing: summed when they are here
-        first, last = self._span(part, chunk)
-        others = [worker for worker in verdict.peers if worker != self.me]
-        here = all(chunk in self._arrived.get((part, worker), {}) for worker in others)
-        mine = self.me not in verdict.peers or chunk < len(self._wires)
-        if first == last or chunk in means or not here or not mine:
+        if chunk in means or not self._pieces.summable(verdict.peers, part, chunk):
             return
-        out, total = torch.empty(last - first, dtype=self._dtype), None
-        for worker, weight in zip(verdict.peers, verdict.weights, strict=True):
-            wire = (
-                self._cut(self._wires[chunk], self.post.codec, chunk, first, last)
-                if worker == self.me
-                else self._arrived[part, worker][chunk]
-            )
-            total = accumulate(total, self.post.codec, wire, weight, out)
-        mean = finish(out, verdict.weights, self.fold)
-        means[chunk] = mean
+        means[chunk] = self._pieces.add(verdict, part, chunk)
         self._lacking -= 1
+        self._hash(chunk)
+        message = self._mean(part, chunk)
         for worker in self.left:
             if worker != self.me:
-                message = self._mean(part, chunk, means[chunk])
                 self.sent += len(message.payload)
                 self._send(worker, message)
 
-    def _mean(self, part: Part, chunk: int, mean: Tensor) -> Bulk:
-        return Bulk(self.post.key, MEAN, self.version, part, chunk, view(mean))
+    def _mean(self, part: Part, chunk: int) -> Bulk:
+        return Bulk(self.post.key, MEAN, self.version, part, chunk, view(self._pieces.means[part][chunk]))
 
     def _missing(self) -> list[tuple[int, int, Part, list[int]]]:
         """(from whom, phase, part, chunks) of what has not come."""
-        found: list[tuple[int, int, Part, list[int]]] = []
-        if not isinstance(self._verdict, Landed):
-            return found
-
-        def add(origin: int, phase: int, part: Part, held: Mapping[int, Tensor]) -> None:
-            if chunks := [chunk for chunk in self._filled(part) if chunk not in held]:
-                found.append((origin, phase, part, chunks))
-
-        keeps = isinstance(self.fold, Keep)
-        for part, owner in {WHOLE: self.me}.items() if keeps else self._segments.owners.items():
-            if owner != self.me:
-                add(owner, MEAN, part, self._means.get(part, {}))
-                continue
-            for worker in self._hears():
-                if worker != self.me:
-                    add(worker, CONTRIBUTION, part, self._arrived.get((part, worker), {}))
-        return found
-
-    @property
-    def _last(self) -> int:
-        """The phase of what comes last: with all of it here, all is here."""
-        return CONTRIBUTION if isinstance(self.fold, Keep) else MEAN
-
-    def _filled(self, part: Part) -> list[int]:
-        """The chunks of which a part holds any elements."""
-        spans = ((chunk, self._span(part, chunk)) for chunk in range(len(self._chunks)))
-        return [chunk for chunk, (first, last) in spans if first < last]
+        return self._pieces.missing(self._hears()) if isinstance(self._verdict, Landed) else []
 
     def _complete(self) -> bool:
         """Whether all that the round comes to is here."""
@@ -399,7 +340,7 @@ class Exchange:
     def _vote(self) -> None:
         for worker in self.left if self.me in self._votes else ():
             if worker != self.me:
-                self._send(worker, Have(self.post.key, self.version, self._votes[self.me]))
+                self._send(worker, Have(self.post.key, self.version, self._votes[self.me], all=False))
 
     def _digest(self) -> str:
         """Of everything that the round comes to; of who counts only, where not all hear the same."""
@@ -408,18 +349,17 @@ class Exchange:
             return "lost"
         hashed = sha256(repr((self._verdict.peers, self._verdict.weights)).encode())
         if self.post.edges is None:
-            for chunk in range(len(self._chunks)):
-                for wire in self._landing(chunk):
-                    hashed.update(view(wire))
+            for chunk in range(len(self._pieces.chunks)):
+                self._hash(chunk)
+                hashed.update(self._hashes[chunk])
         return hashed.hexdigest()
 
-    def _landing(self, chunk: int) -> list[Tensor]:
-        """The bytes that the mean of a chunk is made of, in order."""
-        if isinstance(self.fold, Reduce):
-            return [self._means[part][chunk] for part, _, _ in self._segments.whole(chunk)]
-        return [
-            self._wires[chunk] if worker == self.me else self._arrived[WHOLE, worker][chunk] for worker in self._hears()
-        ]
+    def _hash(self, chunk: int) -> None:
+        """The digest of a chunk as soon as all of it is here: only little is left to be done at the end."""
+        if chunk in self._hashes or self.post.edges is not None or not isinstance(self._verdict, Landed):
+            return
+        if self._pieces.here(chunk, self._hears()):
+            self._hashes[chunk] = self._pieces.digest(chunk, self._hears())
 
     def _count(self) -> None:
         """If all who are left have voted: the outcome, or an error if they came to different bits."""
@@ -439,7 +379,7 @@ class Exchange:
 
     def _take_back(self) -> None:
         """What was encoded and does not count: a codec with a memory puts it aside."""
-        for (start, stop), wire in zip(self._chunks, self._wires, strict=False):
+        for (start, stop), wire in zip(self._pieces.chunks, self._pieces.wires, strict=False):
             self.post.codec.restore(wire, cut(self.post.codec_state, start, stop))
 
     def _deliver(self, verdict: Landed) -> Landed | Lost:
@@ -447,19 +387,10 @@ class Exchange:
         landed = heard(verdict, self.post.edges)
         if not sum(landed.weights) > 0:
             return Lost(self.post.key, "; ".join([f"nothing that worker {self.me} hears counts", *landed.refused]))
-        wide = torch.empty(min(CHUNK, self.post.source.layout.numel), dtype=self._dtype)
+        wide = torch.empty(min(CHUNK, self.post.source.layout.numel), dtype=self._pieces.dtype)
         squares = 0.0
-        for chunk, (start, stop) in enumerate(self._chunks):
-            out = wide[: stop - start]
-            if isinstance(self.fold, Reduce):
-                wire = torch.cat(self._landing(chunk))
-                values = self._result.decode(wire, out)
-                mean = values if values.dtype == out.dtype else out.copy_(values)
-            else:
-                total = None
-                for wire, weight in zip(self._landing(chunk), landed.weights, strict=True):
-                    total = accumulate(total, self.post.codec, wire, weight, out)
-                mean = finish(out, landed.weights, Keep())
+        for chunk, (start, stop) in enumerate(self._pieces.chunks):
+            mean = self._pieces.mean(landed, chunk, wide[: stop - start])
             norm = torch.linalg.vector_norm(mean).item()
             squares += norm * norm
             if isinstance(self.post.source, Snapshot):
@@ -467,12 +398,3 @@ class Exchange:
             elif self._take and self._take.sink:
                 self._take.sink(landed, start, mean)
         return replace(landed, mean_norm=math.sqrt(squares), sent=self.sent)
-
-    def _span(self, part: Part, chunk: int) -> tuple[int, int]:
-        return self._chunks[chunk] if part == WHOLE else self._segments.span(part, chunk)
-
-    def _nbytes(self, codec: Codec, chunk: int, element: int) -> int:
-        return codec.nbytes(element - self._chunks[chunk][0], self._dtype.itemsize)
-
-    def _cut(self, wire: Tensor, codec: Codec, chunk: int, first: int, last: int) -> Tensor:
-        return wire[self._nbytes(codec, chunk, first) : self._nbytes(codec, chunk, last)]

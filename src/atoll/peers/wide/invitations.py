@@ -100,6 +100,10 @@ class Invitations(Protocol):
         """
         ...
 
+    def why_not(self, name: str, secret_hash: bytes, now: float) -> str:
+        """Why nobody new could use it now, in a sentence; "" if somebody could."""
+        ...
+
     def revoke(self, name: str) -> None:
         """Let it not be used any more. Raises: UsageError if it is unknown or was used."""
         ...
@@ -137,9 +141,7 @@ class SqliteInvitations:
         self._do("INSERT INTO invitations (name, secret_hash, expires) VALUES (?, ?, ?)", *row)
 
     def take(self, name: str, secret_hash: bytes, key_hash: bytes, now: float, place: Callable[[], int]) -> int:
-        kept = self._do("SELECT secret_hash FROM invitations WHERE name = ?", name)[0]
-        if not kept or not hmac.compare_digest(kept[0][0], secret_hash):
-            raise UsageError(f"this run has no invitation {name} with this secret; ask its coordinator for a new one")
+        self._known(name, secret_hash)
         if (before := self._holds(name, key_hash, now)) is not None:
             return before
         worker = place()
@@ -150,6 +152,14 @@ class SqliteInvitations:
         meanwhile = self._holds(name, key_hash, now)
         assert meanwhile is not None
         return meanwhile
+
+    def why_not(self, name: str, secret_hash: bytes, now: float) -> str:
+        try:
+            self._known(name, secret_hash)
+            self._holds(name, b"", now)
+        except UsageError as error:
+            return str(error)
+        return ""
 
     def revoke(self, name: str) -> None:
         if self._do("UPDATE invitations SET revoked = 1 WHERE name = ? AND worker IS NULL", name)[1]:
@@ -162,6 +172,11 @@ class SqliteInvitations:
     def list(self) -> Sequence[Invited]:
         rows, _ = self._do("SELECT name, expires, revoked, worker FROM invitations ORDER BY expires, name")
         return [Invited(name, expires, bool(revoked), worker) for name, expires, revoked, worker in rows]
+
+    def _known(self, name: str, secret_hash: bytes) -> None:
+        kept = self._do("SELECT secret_hash FROM invitations WHERE name = ?", name)[0]
+        if not kept or not hmac.compare_digest(kept[0][0], secret_hash):
+            raise UsageError(f"this run has no invitation {name} with this secret; ask its coordinator for a new one")
 
     def _holds(self, name: str, key_hash: bytes, now: float) -> int | None:
         """None if it can be used, and the worker if the owner of this key has used it. Raises: UsageError otherwise."""

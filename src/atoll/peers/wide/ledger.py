@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,9 @@ from typing import Any
 from atoll.errors import GroupError, UsageError
 from atoll.peers.wide.messages import Committed, Epoch, Settle
 from atoll.wire import Key
+
+PLACES = "places"
+"""The fact of which worker numbers have been given away."""
 
 _TABLES = """
 create table if not exists facts (name text primary key, value text not null);
@@ -94,7 +97,20 @@ class Ledger:
         for key, out in self.connection.execute("select key, out from settled").fetchall():
             rule, fragment, round_, *to = json.loads(key)
             decided = tuple((tuple(workers), bool(counts)) for workers, counts in json.loads(out))
-            yield Settle(Key(rule, fragment, round_), tuple(to), decided)
+            yield Settle(Key(rule, fragment, round_), tuple(to), decided, 0)
+
+    def lost(self) -> dict[int, int]:
+        """In which epoch each worker was gone last."""
+        return {int(worker): number for worker, number in (self.fact("lost") or {}).items()}
+
+    def lose(self, lost: Mapping[int, int]) -> None:
+        """Note it."""
+        self.note("lost", dict(lost))
+
+    def committed(self, key: Key, to: tuple[int, ...]) -> list[int]:
+        """Who has told that an exchange counts, or is lost."""
+        row = self.connection.execute("select workers from rounds where key = ?", (_key(key, to),)).fetchone()
+        return json.loads(row[0]) if row else []
 
     def settle(self, settle: Settle) -> None:
         """Decide."""

@@ -8,9 +8,9 @@
 So the coordinator is needed when something goes wrong, and not to train.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atoll.peers.wide.exchange import Exchange
 from atoll.peers.wide.link import Priority
@@ -29,10 +29,12 @@ from atoll.peers.wide.messages import (
     Promise,
     Propose,
     Refused,
-    Report,
     Settle,
+    Tell,
     Want,
+    Welcome,
 )
+from atoll.peers.wide.offers import KEPT
 from atoll.wire import Key, Landed, Lost, Membership, Post, Take
 
 REMEMBERED = 4096
@@ -45,12 +47,15 @@ AGAIN_S = 2.0
 
 @dataclass
 class _Open:
-    """An exchange under way. `touched`: when anything came of it last; `told`: the last report on it."""
+    """An exchange under way. `epoch`: in which it began; `touched`: when anything came of it last; `told`: whom it
+    waited for and how it stood, in the last report on it; `states`: what each member says that all should hold."""
 
     exchange: Exchange
+    epoch: int
     touched: float
     asked: float
-    told: Report | None = None
+    told: tuple[int, bool, tuple[int, ...]] | None = None
+    states: dict[int, str] = field(default_factory=dict[int, str])
 
 
 @dataclass
@@ -60,9 +65,9 @@ class Member:
     Args: send: hands a message to the link. patience: seconds without anything new after which a silent member is
     reported.
     Attributes: out: why this island is no longer part of the run, if so; refused: why it never was; error: why it
-    cannot go on; over: all have come to the end; home: whether the
-    coordinator is there; step: at which it last looked who takes part; epochs: known, ascending; answers: of exchanges that
-    are over.
+    cannot go on; over: all have come to the end; home: whether the coordinator is there; life: of this process, as it
+    said hello; new: it has not been asked to take part yet; step: at which it last looked who takes part; epochs:
+    known, one after another; answers: of exchanges that are over.
     """
 
     me: int
@@ -73,7 +78,10 @@ class Member:
     error: str | None = None
     step: int = 0
     new: bool = True
+    witness: str = ""
     over: bool = False
+    home: bool = False
+    life: str = ""
     epochs: list[Epoch] = field(default_factory=list[Epoch])
     answers: dict[Key, Landed | Lost] = field(default_factory=dict[Key, Landed | Lost])
     _open: dict[Key, _Open] = field(default_factory=dict[Key, _Open])
@@ -81,9 +89,10 @@ class Member:
     _put_by: defaultdict[Key, list[tuple[int, Message]]] = field(
         default_factory=lambda: defaultdict[Key, list[tuple[int, Message]]](list)
     )
-    _gone: set[int] = field(default_factory=set[int])
+    _lost: dict[int, int] = field(default_factory=dict[int, int])
+    _under: int = -1
     _promised: int = -1
-    home: bool = False
+    _welcome: int | None = None
 
     # what this island does
 
@@ -91,11 +100,15 @@ class Member:
         """Begin an exchange."""
         priority = Priority.OVERLAPPED if take is None else Priority.BLOCKING
 
+        state = self.witness
+
         def send(to: int, message: Message) -> None:
+            if isinstance(message, Head):
+                message = replace(message, state=state)
             self.send(to, message, priority if isinstance(message, Bulk) else Priority.CONTROL)
 
         exchange = Exchange(self.me, post, take, send)
-        self._open[post.key] = each = _Open(exchange, now, now)
+        self._open[post.key] = each = _Open(exchange, self._under, now, now, states={self.me: state})
         exchange.start()
         for sender, message in self._put_by.pop(post.key, []):
             self._of_exchange(sender, message, now)
@@ -120,12 +133,18 @@ class Member:
         if not epoch:
             return None
         workers, number = epoch[0].workers, epoch[0].number
+        self._under = number
         if self.me in workers:
             return Membership(workers, self.me, number)
         if self.me in epoch[0].joining:
             return Membership(workers, epoch[0].donors[0], number)
         self.out = self.out or f"worker {self.me} is not in epoch {number}, which governs step {step}"
         return None
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Those under way."""
+        return [each.exchange for each in self._open.values()]
 
     @property
     def newest(self) -> Epoch | None:
@@ -167,36 +186,41 @@ class Member:
     def _of_coordinator(self, message: Message, now: float) -> None:
         match message:
             case Settle():
-                if (each := self._open.get(message.key)) and each.exchange.post.to == message.to:
-                    if any(self.me in workers for workers, _ in message.out):
-                        self.out = f"{message.key} went on without worker {self.me}, which was not heard in time"
-                        return
-                    each.told, each.touched = None, now
-                    each.exchange.settle(message)
-                    self._look(each)
-                elif message.key not in self._over:
-                    self._keep(COORDINATOR, message.key, message)
-            case Propose():
+                self._of_exchange(COORDINATOR, message, now)
+            case Welcome():
+                if message.life == self.life:
+                    self._welcome = message.epoch
+            case Propose() if not self.new:
                 self._promised = max(self._promised, message.epoch)
                 self.send(COORDINATOR, Promise(message.epoch, self.step), Priority.CONTROL)
             case Epoch():
-                if not self.epochs or message.number > self.epochs[-1].number:
-                    # an island is new until it is asked to take part, or to fetch a state: what went before is not its
-                    self.new = self.new and self.me not in {*message.workers, *message.joining}
-                    self.epochs = [*self.epochs[-7:], message] if not self.new else []
-                    self._gone -= {*message.workers, *message.joining}
+                self._epoch(message)
             case Gone():
                 if self.me in message.workers and not self.new:
                     self.out = f"worker {self.me} was not heard by the coordinator in time, and the others went on"
-                self._gone |= set(message.workers)
+                # gone for all that began by now: whoever comes again takes part from a later epoch on
+                self._lost |= dict.fromkeys(message.workers, self.epochs[-1].number if self.epochs else -1)
                 for each in list(self._open.values()):
                     self._concern(each)
             case Refused():
                 self.refused = message.why
             case Done():
                 self.over = True
+            case Tell() if self.newest:
+                self.send(COORDINATOR, self.newest, Priority.CONTROL)
             case _:
                 pass
+
+    def _epoch(self, epoch: Epoch) -> None:
+        """One after another: each may govern a step that this island has yet to come to."""
+        if not self.new:
+            if epoch.number == self.epochs[-1].number + 1:
+                self.epochs = [*(each for each in self.epochs if each.number >= self._under - KEPT), epoch]
+        elif (
+            self._welcome is not None and self._welcome <= epoch.number and self.me in {*epoch.workers, *epoch.joining}
+        ):
+            # an island is new until it is asked to take part, or to fetch a state: what went before is not its own
+            self.new, self.epochs, self._under = False, [epoch], epoch.number
 
     def _of_exchange(self, sender: int, message: Message, now: float) -> None:
         assert isinstance(message, Head | Bulk | Have | Want | Settle)
@@ -212,28 +236,53 @@ class Member:
         exchange = each.exchange
         match message:
             case Head():
-                exchange.head(sender, message)
+                each.states[sender] = message.state
+                if not self._differs(each):
+                    exchange.head(sender, message)
             case Bulk():
-                each.touched = now
-                exchange.bulk(sender, message)
+                each.touched = now if exchange.bulk(sender, message) else each.touched
             case Have():
-                each.touched = now
-                exchange.have(sender, message)
+                each.touched = now if exchange.have(sender, message) else each.touched
             case Want():
                 exchange.want(sender, message)
-            case Settle():
+            case Settle() if message.to == exchange.post.to:
+                if any(self.me in workers for workers, _ in message.out):
+                    self.out = f"{key} went on without worker {self.me}, which was not heard in time"
+                    return
+                each.touched = now
                 exchange.settle(message)
+            case _:
+                pass
         self._look(each)
+
+    def _differs(self, each: _Open) -> bool:
+        """Whether this island holds other bits than most, so that it has to fetch theirs; an error where there are no
+        most."""
+        states = {worker: state for worker, state in each.states.items() if state and worker in each.exchange.left}
+        mine, found = states.get(self.me), Counter(states.values()).most_common()
+        if mine is None or len(found) == 1 or not each.states.keys() >= {*each.exchange.left}:
+            return False
+        most, count = found[0]
+        told = ", ".join(f"worker {worker} {state[:12]}" for worker, state in sorted(states.items()))
+        if 2 * count <= len(states):
+            self.error = f"the islands do not hold the same any more ({told}); go on from the last checkpoint"
+        elif mine != most:
+            self.out = f"worker {self.me} holds other bits than most ({told})"
+        return mine != most
 
     def _keep(self, sender: int, key: Key, message: Message) -> None:
         """Put by what comes before this island has come as far."""
-        held = sum(map(len, self._put_by.values()))
-        if isinstance(message, Head | Have | Settle) and held < PUT_BY and (sender, message) not in self._put_by[key]:
-            self._put_by[key].append((sender, message))
+        if not isinstance(message, Head | Have | Settle) or (sender, message) in self._put_by[key]:
+            return
+        self._put_by[key].append((sender, message))
+        while sum(map(len, self._put_by.values())) > PUT_BY:
+            del self._put_by[next(iter(self._put_by))]
 
     def _look(self, each: _Open) -> None:
         """Whether an exchange is over, or has to be reported."""
         exchange, key = each.exchange, each.exchange.post.key
+        if key not in self._open:
+            return
         self.error = self.error or exchange.error
         outcome = exchange.outcome
         if outcome is None:
@@ -241,7 +290,7 @@ class Member:
             return
         del self._open[key]
         self.answers[key] = outcome
-        self._over[key] = Have(key, exchange.version, exchange.digest)
+        self._over[key] = Have(key, exchange.version, exchange.digest, all=True)
         if len(self._over) > REMEMBERED:
             del self._over[next(iter(self._over))]
         peers = outcome.peers if isinstance(outcome, Landed) else ()
@@ -251,11 +300,8 @@ class Member:
     def _concern(self, each: _Open, *, silent: bool = False, again: bool = False) -> None:
         """Tell the coordinator of an exchange that cannot end as it began."""
         exchange = each.exchange
-        if not (silent or self._gone.intersection(exchange.left)):
+        if not (silent or any(self._lost.get(worker, -1) >= each.epoch for worker in exchange.left)):
             return
-        if silent and not self._gone.intersection(exchange.left) and not exchange.waits:
-            return  # who has not come yet is not silent
-        report = exchange.report()
-        if again or report != each.told:
-            each.told = report
-            self.send(COORDINATOR, report, Priority.CONTROL)
+        if again or each.told != exchange.stands():
+            each.told = exchange.stands()
+            self.send(COORDINATOR, exchange.report(each.epoch), Priority.CONTROL)

@@ -11,25 +11,28 @@ it is then still a peer's word: who handles it checks that it fits what this sid
 
 import json
 import struct
-import types
 import zlib
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from atoll.peers.wide.account import Account, Lease
+from atoll.peers.wide.ranges import Index, Owner, Step, Worker
 from atoll.wire import Key
 
 PROTOCOL = 1
 """Whoever speaks another version is refused by name."""
-MOST = (1 << 21) + 512
-"""Bytes of a frame: a chunk of fp64, and what says where it belongs."""
+MOST, MOST_RECORD = 3 << 20, 1 << 17
+"""Bytes of a frame: a chunk of fp64 in the widest codec, and what says where it belongs; and of a record."""
 COORDINATOR = -2
 """The coordinator's address; a worker's is its number."""
-DEEP, LONG = 4, 4096
+DEEP, LONG = 64, 4096
+"""How often a part may have been split; how long a list or a text of a record may be."""
 
 _HEAD = struct.Struct("<2sBBI")
 _BULK = struct.Struct("<iqqBIIB")
 _RECORD, _PIECE = 0, 1
+_WIDE = range(-(1 << 63), 1 << 63)
 
 
 class BadMessage(Exception):
@@ -58,14 +61,16 @@ CONTRIBUTION, MEAN, STATE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Head:
-    """What goes ahead of a contribution. `form`: elements, bytes of each, and what the codec and fold are called."""
+    """What goes ahead of a contribution. `form`: elements, bytes of each, and what the codec and fold are called.
+    `state`: a digest of what all should hold alike, if they do."""
 
     key: Key
-    to: tuple[int, ...]
+    to: tuple[Worker, ...]
     weight: float
     norm: float
     signals: tuple[tuple[str, float], ...]
     form: str
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,41 +78,49 @@ class Want:
     """Send again: chunks of a part that have not come."""
 
     key: Key
-    phase: int
-    version: int
-    part: tuple[int, ...]
-    chunks: tuple[int, ...]
+    phase: Annotated[int, range(2)]
+    version: Index
+    part: tuple[Owner, ...]
+    chunks: tuple[Index, ...]
 
 
 @dataclass(frozen=True)
 class Have:
-    """All of it is here, and it has this digest: a promise never to say otherwise of this version."""
+    """All of it is here, and it has this digest: a promise never to say otherwise of this version. `all`: and so have
+    all who were to say so, so it counts."""
 
     key: Key
-    version: int
+    version: Index
     digest: str
+    all: bool
 
 
 @dataclass(frozen=True)
 class Report:
-    """To the coordinator, of an exchange that somebody gone, or silent, was to take part in. `silent`: whom this one
-    waits for."""
+    """To the coordinator, of an exchange that somebody gone, or silent, was to take part in.
+
+    Args: epoch: in which it began. number: of this worker's reports on it. silent: whom it waits for.
+    """
 
     key: Key
-    to: tuple[int, ...]
-    version: int
+    to: tuple[Worker, ...]
+    epoch: Step
+    version: Index
+    number: Step
     complete: bool
-    silent: tuple[int, ...]
+    silent: tuple[Worker, ...]
 
 
 @dataclass(frozen=True)
 class Settle:
-    """The coordinator's word on an exchange: for each version after the first, who is out, and whether what they
-    contributed still counts (then only their vote is not waited for)."""
+    """The coordinator's word on an exchange: who is out, in the order of decisions, and whether what they contributed
+    still counts (then only their vote is not waited for). `answers`: the report that it holds against nobody any more.
+    """
 
     key: Key
-    to: tuple[int, ...]
-    out: tuple[tuple[tuple[int, ...], bool], ...]
+    to: tuple[Worker, ...]
+    out: tuple[tuple[tuple[Worker, ...], bool], ...]
+    answers: Step
 
 
 @dataclass(frozen=True)
@@ -115,8 +128,8 @@ class Committed:
     """To the coordinator: an exchange counts, and what it came to. `tokens`: this worker's, that are in it."""
 
     key: Key
-    to: tuple[int, ...]
-    peers: tuple[int, ...]
+    to: tuple[Worker, ...]
+    peers: tuple[Worker, ...]
     digest: str
     lost: bool
 
@@ -129,27 +142,37 @@ class Hello:
     run: str
     fingerprint: str
     version: str
-    step: int
+    step: Step
     life: str
 
 
 @dataclass(frozen=True)
-class Refused:
-    """And is told why it cannot take part."""
+class Welcome:
+    """And is told from which epoch on it is meant, if it is `life`: what was said to one before it is not for it.
+    `unit`: from which its own shard goes on."""
 
-    why: str
+    life: str
+    epoch: Step
+    unit: Step
+
+
+@dataclass(frozen=True)
+class Refused:
+    """And is told why it cannot take part, with what both sides said."""
+
+    why: Annotated[str, range(4 * LONG)]
 
 
 @dataclass(frozen=True)
 class Beat:
     """A sign of life each second: where an island is, and what it saw. `rates`: bytes per second to each other one."""
 
-    step: int
-    epoch: int
-    sent: int
+    step: Step
+    epoch: Annotated[int, range(-1, 1 << 53)]
+    sent: Step
     loss: float
     speed: float
-    rates: tuple[tuple[int, float], ...]
+    rates: tuple[tuple[Worker, float], ...]
     training: bool
 
 
@@ -157,15 +180,15 @@ class Beat:
 class Propose:
     """The coordinator is about to change the epoch: say how far you are, and launch nothing more until you hear."""
 
-    epoch: int
+    epoch: Step
 
 
 @dataclass(frozen=True)
 class Promise:
     """The last step at which this island looked who takes part."""
 
-    epoch: int
-    step: int
+    epoch: Step
+    step: Step
 
 
 @dataclass(frozen=True)
@@ -173,18 +196,18 @@ class Epoch:
     """Who takes part in what is launched at inner step `step` or later. `joining`: who fetches a state of that step.
     `donors`: from whom."""
 
-    number: int
-    step: int
-    workers: tuple[int, ...]
-    joining: tuple[int, ...]
-    donors: tuple[int, ...]
+    number: Step
+    step: Step
+    workers: tuple[Worker, ...]
+    joining: tuple[Worker, ...]
+    donors: tuple[Worker, ...]
 
 
 @dataclass(frozen=True)
 class Gone:
     """The coordinator counts these workers as gone."""
 
-    workers: tuple[int, ...]
+    workers: tuple[Worker, ...]
 
 
 @dataclass(frozen=True)
@@ -198,7 +221,7 @@ class Leave:
 class Done:
     """This worker has come to the end of the run; to it: so have all."""
 
-    step: int
+    step: Step
 
 
 @dataclass(frozen=True)
@@ -206,14 +229,19 @@ class Fetch:
     """Send a chunk of what is offered under this key."""
 
     key: Key
-    chunk: int
+    chunk: Index
+
+
+@dataclass(frozen=True)
+class Tell:
+    """To an island, from a coordinator that knows nothing any more: tell the newest epoch that you know of."""
 
 
 @dataclass(frozen=True)
 class Ready:
     """A joiner has the state, as of this step."""
 
-    step: int
+    step: Step
 
 
 Record = (
@@ -224,6 +252,7 @@ Record = (
     | Settle
     | Committed
     | Hello
+    | Welcome
     | Refused
     | Beat
     | Propose
@@ -232,8 +261,11 @@ Record = (
     | Gone
     | Leave
     | Ready
+    | Tell
     | Fetch
     | Done
+    | Account
+    | Lease
 )
 Message = Record | Bulk
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
@@ -272,6 +304,8 @@ def read(frame: bytes) -> Message:
         raise BadMessage("its checksum is another")
     match kind:
         case 0:
+            if len(body) > MOST_RECORD:
+                raise BadMessage(f"{len(body)} bytes are no record")
             return _record(bytes(body))
         case 1:
             return _bulk(body)
@@ -309,49 +343,58 @@ def _record(body: bytes) -> Record:
 
 @cache
 def _fields(kind: type[Any]) -> list[Any]:
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return [hints[field.name] for field in fields(kind)]
+
+
+_KEY = tuple[Annotated[int, range(-(1 << 31), 1 << 31)], Annotated[int, _WIDE], Annotated[int, _WIDE]]
 
 
 def _value(hint: Any, value: Any) -> Any:
     """A field's value from what JSON holds."""
     if hint is Key:
-        return Key(*_value(tuple[int, int, int], value))
+        return Key(*_value(_KEY, value))
     if get_origin(hint) is tuple:
-        kinds = get_args(hint)
-        if not isinstance(value, list) or len(value) > LONG:
-            raise BadMessage("a list was expected")
-        if len(kinds) == 2 and kinds[1] is Ellipsis:
-            return tuple(_value(kinds[0], each) for each in value)
-        if len(kinds) != len(value):
-            raise BadMessage("a list has another length")
+        if not isinstance(value, list) or len(value) > LONG or len(kinds := _kinds(hint, len(value))) != len(value):
+            raise BadMessage("a list was expected, or one of another length")
         return tuple(_value(each, of) for each, of in zip(kinds, value, strict=True))
-    if get_origin(hint) in (Union, types.UnionType):
-        raise AssertionError("records have plain fields")
     if hint is float:
-        if not isinstance(value, str):
-            raise BadMessage("a number was expected")
         try:
             return float.fromhex(value)
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, TypeError):
             raise BadMessage("a number was expected") from None
-    if (
-        type(value) is not hint
-        or (hint is int and not -(2**63) <= value < 2**63)
-        or (hint is str and len(value) > LONG)
-    ):
-        raise BadMessage(f"a {hint.__name__} was expected")
+    kind, room = get_args(hint) if get_origin(hint) is Annotated else (hint, range(LONG))
+    match value:
+        case bool():
+            fits = kind is bool
+        case int():
+            fits = kind is int and value in room
+        case str():
+            fits = kind is str and len(value) in room and value.isprintable()
+        case _:
+            fits = False
+    if not fits:
+        raise BadMessage(f"{kind.__name__} was expected")
     return value
 
 
+def _kinds(hint: Any, count: int) -> tuple[Any, ...]:
+    """What each entry of a tuple is, for so many."""
+    kinds = get_args(hint)
+    return (kinds[0],) * count if kinds[1:] == (Ellipsis,) else kinds
+
+
 def _text(record: Record) -> bytes:
-    values = [getattr(record, field.name) for field in fields(record)]
-    return json.dumps([type(record).__name__, *map(_plain, values)], separators=(",", ":")).encode()
+    kind = type(record)
+    values = (getattr(record, field.name) for field in fields(kind))
+    listed = [_plain(hint, value) for hint, value in zip(_fields(kind), values, strict=True)]
+    return json.dumps([kind.__name__, *listed], separators=(",", ":")).encode()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value.hex()
-    if isinstance(value, Key):
+def _plain(hint: Any, value: Any) -> Any:
+    """What JSON holds for a field's value."""
+    if hint is Key:
         return list(value[:3])
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+    if get_origin(hint) is tuple:
+        return [_plain(each, of) for each, of in zip(_kinds(hint, len(value)), value, strict=True)]
+    return float(value).hex() if hint is float else value

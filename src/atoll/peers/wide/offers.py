@@ -10,7 +10,7 @@ is asked for again.
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
@@ -26,7 +26,7 @@ KEPT = 3
 """States that are offered at a time: who joined before the oldest of them begins anew."""
 ASKED = 1024
 """What is asked for before it is there, at most; more is asked for again."""
-MANIFEST, STATE_OF = -10, -11
+MANIFEST, STATE_OF, ENTERED, SAMPLE, STANDS = -10, -11, -12, -13, -14
 """Rule numbers of what is no exchange's, in its key; the round is the number of the epoch."""
 
 
@@ -40,18 +40,34 @@ def state_key(epoch: int) -> Key:
     return Key(STATE_OF, 0, epoch)
 
 
+def entered_key(epoch: int) -> Key:
+    """What a joiner says by that it takes part since an epoch, and needs nothing any more."""
+    return Key(ENTERED, 0, epoch)
+
+
+def sample_key(number: int) -> Key:
+    """What bytes are asked for by to measure the way; instead of a chunk the request says how many."""
+    return Key(SAMPLE, 0, number)
+
+
 class Offers:
     """What one island offers: the states of the last epochs in which somebody joined, and what has landed since the
-    first of them. Attributes: epochs: whose states there are, ascending."""
+    first of them. Attributes: epochs: whose states there are, ascending; goers: who may still go along, and since which
+    epoch."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
+        self.goers: dict[int, int] = {}
         self._lock = threading.Lock()
         self._blobs: dict[Key, memoryview] = {}
         self._asked: dict[Key, set[int]] = {}
 
-    def state(self, epoch: int, meta: Mapping[str, Any], tensors: Sequence[tuple[str, Tensor]]) -> None:
-        """Offer the state of the boundary at which an epoch began; tensors are copied at once."""
+    def state(
+        self, epoch: int, goers: Sequence[int], meta: Mapping[str, Any], tensors: Sequence[tuple[str, Tensor]]
+    ) -> None:
+        """Offer the state of the boundary at which an epoch began to those who join in it; tensors are copied."""
+        with self._lock:
+            self.goers |= dict.fromkeys(goers, epoch)
         self.epochs.append(epoch)
         if len(self.epochs) > KEPT:
             self._forget(self.epochs.pop(0))
@@ -61,9 +77,24 @@ class Offers:
         # beside training: an island does not wait for digests of what it gives away
         threading.Thread(target=self._offer, args=(epoch, dict(meta), forms, flat), daemon=True).start()
 
-    def clear(self) -> None:
-        """Nobody joins any more."""
+    def only(self, there: Collection[int]) -> None:
+        """All others have left the run."""
+        for worker in self.goers.keys() - set(there):
+            self.entered(worker, self.goers[worker])
+
+    def entered(self, worker: int, epoch: int) -> None:
+        """A joiner takes part since an epoch, and has all that it needs."""
         with self._lock:
+            if self.goers.get(worker, epoch + 1) > epoch:
+                return
+            del self.goers[worker]
+        if not self.goers:
+            self.clear()
+
+    def clear(self) -> None:
+        """Offer nothing."""
+        with self._lock:
+            self.goers.clear()
             self.epochs.clear()
             self._blobs.clear()
             self._asked.clear()

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, GroupError
 from atoll.peers.wide.coordinator import Coordinator
 from atoll.peers.wide.ledger import Ledger
 from atoll.peers.wide.link import Link, Priority
 from atoll.peers.wide.messages import BadMessage, Message, read, write
+from atoll.peers.wide.recovery import Recovery
 
 TICK_S = 0.5
 
@@ -20,7 +21,7 @@ class Server:
     """Serves one run until it is closed.
 
     Args: link: not started yet; the server closes it. ledger: of the run. say: tells a person. run, version, islands,
-    lease: as of `Coordinator`.
+    lease: as of `Coordinator`. recovers: the ledger was lost, and is to be filled by the islands.
     Attributes: error: why it stopped, if it did. bad: messages that were none.
     """
 
@@ -31,14 +32,14 @@ class Server:
     say: Callable[[str], None]
     islands: int = 1
     lease: float = 10.0
+    recovers: bool = False
     error: AtollError | None = None
     bad: int = 0
     coordinator: Coordinator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.coordinator = Coordinator(
-            self.run, self.version, self.ledger, self._send, self.say, self.islands, self.lease
-        )
+        self.coordinator = self._begun()
+        self._recovery = Recovery(self.ledger, self._send, self.say) if self.recovers else None
         self._jobs: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="atoll-coordinator", daemon=True)
         self.link.start(self._hears, self._sees)
@@ -62,6 +63,10 @@ class Server:
         self.link.close()
         self.ledger.close()
 
+    def _begun(self) -> Coordinator:
+        """A coordinator that knows what the ledger has."""
+        return Coordinator(self.run, self.version, self.ledger, self._send, self.say, self.islands, self.lease)
+
     def _loop(self) -> None:
         ticked = time.monotonic()
         try:
@@ -76,10 +81,18 @@ class Server:
                 now = time.monotonic()
                 if now - ticked >= TICK_S:
                     ticked = now
-                    self.coordinator.tick(now)
+                    if self._recovery is None:
+                        self.coordinator.tick(now)
         except AtollError as error:
             self.error = error
             self.say(str(error))
+        except Exception as error:
+            self.error = GroupError(
+                f"the coordinator failed with {type(error).__name__}: {error}; start it again: what it has decided is "
+                "in its ledger, and the islands train on meanwhile"
+            )
+            self.error.__cause__ = error
+            self.say(str(self.error))
 
     def _send(self, to: int, message: Message) -> None:
         self.link.send(to, write(message), Priority.CONTROL)
@@ -93,8 +106,11 @@ class Server:
         except BadMessage:
             self.bad += 1
             return
-        if sender >= 0:
+        if sender >= 0 and self._recovery is None:
             self.coordinator.heard(sender, message, now)
+        elif sender >= 0 and self._recovery and self._recovery.heard(sender, message):
+            self._recovery, self.coordinator = None, self._begun()
 
     def _sees(self, address: int, alive: bool) -> None:
-        self._jobs.put(lambda now: self.coordinator.seen(address, alive, now))
+        if self._recovery is None:
+            self._jobs.put(lambda now: self.coordinator.seen(address, alive, now))

@@ -1,0 +1,35 @@
+"""What islands and the coordinator tell each other of units of data (`atoll.peers.wide.units`)."""
+
+from dataclasses import dataclass
+
+from atoll.peers.wide.ranges import Owner, Step, Worker
+
+
+@dataclass(frozen=True)
+class Account:
+    """To the coordinator: what an island trained, and what it saw land. All of it again each time, so that nothing
+    hangs on one message.
+
+    Args: life: of its process, as it said hello. shards: of the data; 0 if nothing of them can be handed out. next: the
+    unit of its own shard that comes next. over: all that was launched by this inner step has landed, or is lost. runs:
+    (inner step, shard, unit, count) of what it trained in a row, all of late. counts: of each worker the step at which
+    the last message left that landed, by fragment. leases: (shard, first, end) that it has in hand.
+    """
+
+    life: str
+    shards: Owner
+    next: Step
+    over: Step
+    runs: tuple[tuple[Step, Worker, Step, Step], ...]
+    counts: tuple[tuple[Worker, tuple[Step, ...]], ...]
+    leases: tuple[tuple[Worker, Step, Step], ...]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """To the island of a life: train the units `first` to `end - 1` of a shard too."""
+
+    life: str
+    shard: Worker
+    first: Step
+    end: Step

@@ -10,6 +10,12 @@ Part = bytes | memoryview
 
 HOLD_S = 5.0
 """How long a frame waits for a member that is not there before it is dropped; whoever needs it asks again."""
+NUDGE: Sequence[Part] = (b"",)
+NUDGES_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+LARGE = 4096
+"""When a lane has nothing more after a frame of so many bytes, it sends empty ones, after so many seconds each. What TLS
+has taken while the socket was full stays in its buffer until something more is written, for zenoh does not flush: the end
+of a transfer would wait for the next."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class Lane:
 
     def __init__(self, name: str, hand_over: Callable[[Way, int, Sequence[Part]], None], way: Way | None) -> None:
         self._hand_over, self._way = hand_over, way
+        self._origin = 0
         self._frames: deque[tuple[float, int, Sequence[Part]]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -62,18 +69,29 @@ class Lane:
             self._changed.notify()
 
     def _loop(self) -> None:
-        while taken := self._next():
+        nudges = list[float]()
+        while taken := self._next(nudges[0] if nudges else None):
             self._hand_over(*taken)
+            if taken[2] is NUDGE:
+                nudges = nudges[1:]
+            elif sum(map(len, taken[2])) >= LARGE:
+                nudges = [*NUDGES_S]
             del taken  # its memory, while waiting for the next
 
-    def _next(self) -> tuple[Way, int, Sequence[Part]] | None:
-        """The next frame and its way; None when there will be no more."""
+    def _next(self, nudge: float | None) -> tuple[Way, int, Sequence[Part]] | None:
+        """The next frame and its way, or an empty one after `nudge` seconds; None when there will be no more."""
+        until = None if nudge is None else time.monotonic() + nudge
         with self._changed:
             while not self._closed:
+                now = time.monotonic()
                 if self._frames and self._way:
-                    _, origin, parts = self._frames.popleft()
-                    return self._way, origin, parts
-                while self._frames and self._frames[0][0] <= time.monotonic():
+                    _, self._origin, parts = self._frames.popleft()
+                    return self._way, self._origin, parts
+                if until is not None and now >= until and self._way:
+                    return self._way, self._origin, NUDGE
+                while self._frames and self._frames[0][0] <= now:
                     self._frames.popleft()
-                self._changed.wait(self._frames[0][0] - time.monotonic() if self._frames else None)
+                moments = [self._frames[0][0]] if self._frames else []
+                moments += [until] if until is not None and self._way else []
+                self._changed.wait(min(moments) - now if moments else None)
         return None

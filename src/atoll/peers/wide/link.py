@@ -123,7 +123,8 @@ class ZenohLink:
         """From now on `heard` and `seen` are called, also for those that are there already."""
 
         def hears(sample: zenoh.Sample) -> None:
-            if not self._closed:
+            # an empty one only pushes those before it through (`lanes.NUDGES_S`)
+            if not self._closed and len(sample.payload):
                 heard(int(str(sample.key_expr).rpartition("/")[2]), sample.payload.to_bytes())
 
         def sees(sample: zenoh.Sample) -> None:

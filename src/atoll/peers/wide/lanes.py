@@ -13,9 +13,9 @@ HOLD_S = 5.0
 NUDGE: Sequence[Part] = (b"",)
 NUDGES_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 LARGE = 4096
-"""When a lane has nothing more after a frame of so many bytes, it sends empty ones, after so many seconds each. What TLS
-has taken while the socket was full stays in its buffer until something more is written, for zenoh does not flush: the end
-of a transfer would wait for the next."""
+"""When a lane has nothing more after a frame of so many bytes, it sends empty ones, after so many seconds each. What
+TLS has taken while the socket was full stays in its buffer until something more is written, for zenoh does not flush:
+the end of a transfer would wait for the next."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Coordinators at whose desks islands enrol."""
+"""Coordinators at whose desks islands enrol, and links between members of a run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.peers.wide.desks import Coordinator, Start
+from tests.peers.wide.links import folder, open_link, place
+
+__all__ = ["folder", "open_link", "place", "start"]
 
 
 @pytest.fixture

@@ -1,131 +1,19 @@
 """Links over zenoh on this machine's loopback: who hears what, in which order, and who is seen to come and go."""
 
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from atoll.errors import GroupError, UsageError
+from atoll.errors import GroupError
 from atoll.peers.wide import lanes, sessions
-from atoll.peers.wide.credentials import Authority, worker_name
-from atoll.peers.wide.link import COORDINATOR, Link, Priority, ZenohLink
-
-LEASE_S = 1.0
-MEMBERS = (COORDINATOR, 0, 1, 2)
-
-# A member in a process of its own, to be killed or stopped; it says what it hears and answers short frames.
-CHILD = """
-import sys, threading
-from pathlib import Path
-from atoll.peers.wide.link import Priority, ZenohLink
-
-me, folder, listen, connect, lease, then = sys.argv[1:]
-link = ZenohLink("r1", int(me), Path(folder), listen=listen.split(), connect=connect.split(), lease_s=float(lease))
-
-def heard(sender, frame):
-    if frame == b"all?":
-        link.send(sender, [b" ".join(lengths)], Priority.CONTROL)
-    elif len(frame) < 100:
-        link.send(sender, [b"echo " + frame], Priority.CONTROL)
-    lengths.append(str(len(frame)).encode())
-
-lengths = []
-link.start(heard, lambda address, alive: print(address, alive, flush=True))
-print("started", flush=True)
-if then == "full":
-    for _ in range(64):
-        link.send(0, [bytes(1 << 20)], Priority.BLOCKING)
-if then == "wait":
-    threading.Event().wait()
-sys.stdin.readline()
-"""
-
-
-class Ears:
-    """What a link heard and saw."""
-
-    def __init__(self, link: Link) -> None:
-        self.frames: list[tuple[int, bytes]] = []
-        self.seen: list[tuple[int, bool]] = []
-        self._changed = threading.Condition()
-        link.start(
-            lambda *frame: self._note(lambda: self.frames.append(frame)),
-            lambda *change: self._note(lambda: self.seen.append(change)),
-        )
-
-    def alive(self) -> set[int]:
-        return {address for address, alive in dict(self.seen).items() if alive}
-
-    def until(self, fact: Callable[[], object], seconds: float = 10.0) -> float:
-        """Wait for it; returns how long it took."""
-        began = time.monotonic()
-        with self._changed:
-            assert self._changed.wait_for(fact, seconds), (self.seen, [(who, frame[:40]) for who, frame in self.frames])
-        return time.monotonic() - began
-
-    def _note(self, note: Callable[[], None]) -> None:
-        with self._changed:
-            note()
-            self._changed.notify_all()
-
-
-def equip(authority: Authority, folder: Path) -> Path:
-    for member in MEMBERS:
-        authority.equip(folder / str(member), worker_name(member) if member >= 0 else "coordinator", time.time())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("run")
-    return equip(Authority.open(home / "authority", "r1", time.time()), home)
-
-
-@pytest.fixture
-def place() -> str:
-    return free_place()
-
-
-def free_place() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-@pytest.fixture
-def open_link(folder: Path, place: str) -> Iterator[Callable[..., ZenohLink]]:
-    """Opens a coordinator at `place`, or an island that knows only that one; closes them all."""
-    links: list[ZenohLink] = []
-
-    def opens(me: int, *listen: str) -> ZenohLink:
-        at, to = ([place], []) if me == COORDINATOR else (listen, [place])
-        links.append(ZenohLink("r1", me, folder / str(me), listen=at, connect=to, lease_s=LEASE_S))
-        return links[-1]
-
-    yield opens
-    for link in links:
-        link.close()
-
-
-@contextmanager
-def child(folder: Path, me: int, place: str, then: str = "") -> Generator["subprocess.Popen[str]"]:
-    arguments = [str(me), str(folder / str(me)), free_place(), place, str(LEASE_S), then]
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
+from atoll.peers.wide.credentials import Authority
+from atoll.peers.wide.link import COORDINATOR, Priority, ZenohLink
+from tests.peers.wide.links import LEASE_S, Ears, child, equip, free_place
 
 
 def test_frames_arrive_whole_in_order_and_with_their_sender(open_link: Callable[..., ZenohLink]) -> None:
@@ -355,52 +243,13 @@ def test_an_interrupt_ends_a_process_at_once(open_link: Callable[..., ZenohLink]
         assert waits.wait(2) == -signal.SIGINT
 
 
-@pytest.mark.parametrize("run", ["", "a/b", "a*", "$x"])
-def test_a_run_needs_a_plain_name(folder: Path, run: str) -> None:
-    with pytest.raises(UsageError, match="cannot be named"):
-        ZenohLink(run, 0, folder / "0")
-
-
-@pytest.mark.parametrize("address", ["", "host", "tls/127.0.0.1:7447", "127.0.0.1:seven", "127.0.0.1:70000", ":7447"])
-def test_an_address_is_a_host_and_a_port(folder: Path, address: str) -> None:
-    for side in ("listen", "connect"):
-        with pytest.raises(UsageError, match='write "host:port"'):
-            ZenohLink("r1", 0, folder / "0", **{side: [address]})
-
-
-def test_a_name_that_nobody_knows_is_named(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"the name no-such-host\.invalid .* cannot be resolved"):
-        ZenohLink("r1", 0, folder / "0", connect=["no-such-host.invalid:7447"])
-
-
-def test_an_address_where_nobody_listens_is_named(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "CONNECT_S", 0.3)
-    with pytest.raises(GroupError, match=f"no member of the run answered within 0.3 s at {place}: connection refused"):
-        ZenohLink("r1", 0, folder / "0", connect=[place])
-
-
-def test_a_taken_port_and_an_address_of_another_machine_are_named(
-    open_link: Callable[..., ZenohLink], folder: Path, place: str
+def test_a_key_that_no_member_uses_ends_no_thread(
+    open_link: Callable[..., ZenohLink],
 ) -> None:
-    open_link(COORDINATOR)
-    with pytest.raises(UsageError, match=f"the port of {place} is taken"):
-        ZenohLink("r1", 0, folder / "0", listen=[place])
-    with pytest.raises(UsageError, match=r"has no address 192\.0\.2\.1:7447"):
-        ZenohLink("r1", 0, folder / "0", listen=["192.0.2.1:7447"])
-
-
-def test_files_that_cannot_be_used_are_named(folder: Path, tmp_path: Path, place: str) -> None:
-    other = equip(Authority.open(tmp_path / "authority", "r1", time.time()), tmp_path / "other")
-    for name, source, match in [
-        ("key.pem", folder / "1/key.pem", "cannot be used together"),
-        ("ca.pem", other / "0/ca.pem", "cannot be used together"),
-        ("cert.pem", folder / "0/key.pem", "cannot be used together"),
-        ("cert.pem", None, r"cert\.pem.*No such file"),
-    ]:
-        mixed = tmp_path / f"mixed-{name}-{source is None}"
-        shutil.copytree(folder / "0", mixed, dirs_exist_ok=True)
-        (mixed / name).unlink()
-        if source:
-            shutil.copy(source, mixed / name)
-        with pytest.raises(UsageError, match=match):
-            ZenohLink("r1", 0, mixed, connect=[place])
+    coordinator, island = open_link(COORDINATOR), open_link(0)
+    ears, at_island = Ears(coordinator), Ears(island)
+    at_island.until(lambda: at_island.alive() == {COORDINATOR})
+    for key in ("alive/me/now", "pass/0/x/y", f"to/{COORDINATOR}/{coordinator._since}/nobody"):
+        island._session.put(f"{island._root}/{key}", b"?")
+    island.send(COORDINATOR, [b"still there"], Priority.CONTROL)
+    ears.until(lambda: (0, b"still there") in ears.frames)

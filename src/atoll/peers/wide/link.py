@@ -16,6 +16,7 @@ priority and none to another member; on the wire zenoh lets an earlier priority 
 """
 
 import atexit
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -123,13 +124,15 @@ class ZenohLink:
         """From now on `heard` and `seen` are called, also for those that are there already."""
 
         def hears(sample: zenoh.Sample) -> None:
+            sender = _numbers(sample, 1)
             # an empty one only pushes those before it through (`lanes.NUDGES_S`)
-            if not self._closed and len(sample.payload):
-                heard(int(str(sample.key_expr).rpartition("/")[2]), sample.payload.to_bytes())
+            if sender and not self._closed and len(sample.payload):
+                heard(sender[0], sample.payload.to_bytes())
 
         def sees(sample: zenoh.Sample) -> None:
-            how, *words = str(sample.key_expr).split("/")[-3:]
-            who, since = (int(word) for word in words)
+            if not (words := _numbers(sample, 2)):
+                return
+            (who, since), how = words, str(sample.key_expr).split("/")[-3]
             appeared = sample.kind == zenoh.SampleKind.PUT
             if who != self.me and not self._closed:
                 if self.me == COORDINATOR:
@@ -215,7 +218,9 @@ class ZenohLink:
 
     def _pass_on(self, sample: zenoh.Sample) -> None:
         """The coordinator's service to members that cannot reach each other."""
-        to, since, origin = (int(word) for word in str(sample.key_expr).split("/")[-3:])
+        if not (words := _numbers(sample, 3)):
+            return
+        to, since, origin = words
         lane = self._lane(to, Priority(_ZENOHS.index(sample.priority)))
         with self._lock:
             best = self._best(to)
@@ -245,6 +250,12 @@ class ZenohLink:
         if before and now and before.since == now.since:
             return []
         return [alive for alive, one in ((False, before), (True, now)) if one]
+
+
+def _numbers(sample: zenoh.Sample, count: int) -> list[int]:
+    """The last words of its key; none, if one of them is no number: a member may write to any key."""
+    words = str(sample.key_expr).split("/")[-count:]
+    return [int(word) for word in words] if all(re.fullmatch(r"-?[0-9]{1,20}", word) for word in words) else []
 
 
 def _ended(threads: Sequence[threading.Thread], seconds: float) -> bool:

@@ -179,9 +179,10 @@ def _carry(
                 return
             way, _ = door.accept()
             with way:
-                host, (device,), _, _ = socket.recv_fds(way, 1, 1)
-                devices[host[0]] = device
-                way.send(b"!")
+                host, given, _, _ = socket.recv_fds(way, 1, 1)
+                if given:  # else it ended before it was in
+                    devices[host[0]] = given[0]
+                    way.send(b"!")
         # On a busy machine packets would be late while the hosts compute.
         with suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

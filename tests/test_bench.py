@@ -58,17 +58,18 @@ def test_a_bench_gives_a_finite_figure_for_every_goal(figures, goals: int) -> No
 @emulated
 def test_engines_are_compared_over_a_link_and_those_that_cannot_be_are_named(capsys) -> None:
     others = (Engine("nowhere", needs="torch", install="x"), Engine("absent", needs="absent", install="y"))
-    engines = (*ENGINES[:2], *others)
+    engines = (*ENGINES[:3], *others)
     found = list(wide.figures([link.Access(20e6, 0.005)], peers=2, elements=1 << 16, turns=1, warm=1, engines=engines))
     lines = capsys.readouterr().out
     assert "absent skipped: not installed (pip install y)" in lines
     assert "nowhere failed" in lines
     assert "No module named 'bench.engines.nowhere'" in lines
     assert "raw all-mean ratio 0." in lines
+    assert "atoll all-mean ratio 0." in lines
     assert "gloo all-mean ratio 0." in lines
     assert "not the mean" not in lines
     of_link = [value for figure in found if "of the link" in figure.unit for value in figure.values]
-    assert len(of_link) == 4  # warm and cold, of two engines
+    assert len(of_link) == 6  # warm and cold, of three engines
     assert all(0 < value < 1 for value in of_link)
 
 

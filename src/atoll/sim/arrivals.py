@@ -14,7 +14,6 @@ waits before anything lands. At the end of a run all that is in flight is looked
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import cast
 
 from atoll.faults import Faults
 from atoll.parts.landings import OnArrival
@@ -69,21 +68,17 @@ class Calendar:
 
 
 class Arrivals:
-    """One island's way through a calendar. Attributes: step: inner steps done."""
+    """One island's way through a calendar. Attributes: step: inner steps done. awaited: the next at which something is
+    due."""
 
     kept, gradients = True, False
 
     def __init__(self, calendar: Calendar) -> None:
         tracks = len(calendar.looks)
-        self.step = 0
+        self.step, self.awaited = 0, calendar.steps[0]
         self._calendar, self._next = calendar, 0
         self._rounds, self._updates, self._answered = [0] * tracks, [0] * tracks, [0] * tracks
         self._flying: dict[int, tuple[Take, int]] = {}
-
-    @property
-    def awaited(self) -> int:
-        """The next step at which something is due."""
-        return self._calendar.steps[self._next]
 
     def train(self, steps: int, since: float, now: float) -> None:
         """Count them."""
@@ -91,34 +86,39 @@ class Arrivals:
 
     def boundary(self) -> Flow:
         """What leaves, and what has come."""
-        calendar, flying, step = self._calendar, self._flying, self.step
-        coming = list(flying)
-        if step == self.awaited:
-            leaving = [at for at in calendar.due[self._next] if at not in flying]
+        calendar, coming = self._calendar, list(self._flying)
+        leaving: list[int] = []
+        if self.step == self.awaited:
+            for at in calendar.due[self._next]:
+                if at not in self._flying:
+                    leaving.append(at)
+                    if not calendar.looks[at]:
+                        coming.append(at)
             self._next += 1
-            for at in leaving:
-                post, take = calendar.post(at, self._rounds[at], step - self._answered[at])
-                yield post
-                self._rounds[at] += 1
-                flying[at] = take, step
-            coming += [at for at in leaving if not calendar.looks[at]]
-        return (yield from self._land(coming))
+            self.awaited = calendar.steps[self._next]
+        return self._pass(leaving, coming)
 
     def drain(self) -> Flow:
         """What has come and was not seen."""
-        return self._land(list(self._flying))
+        return self._pass((), list(self._flying))
 
     def told(self, now: float, events: Sequence[Event]) -> None:
         """The trace has it."""
 
-    def _land(self, coming: Sequence[int]) -> Flow:
+    def _pass(self, leaving: Sequence[int], coming: Sequence[int]) -> Flow:
+        flying, step = self._flying, self.step
         events: list[Event] = []
+        for at in leaving:
+            post, take = self._calendar.post(at, self._rounds[at], step - self._answered[at])
+            yield post
+            self._rounds[at] += 1
+            flying[at] = take, step
         for at in coming:
-            take, left = self._flying[at]
-            landed = cast("Landed | None", (yield take))
-            if landed:
-                del self._flying[at]
+            take, left = flying[at]
+            landed = yield take
+            if isinstance(landed, Landed):
+                del flying[at]
                 self._updates[at] += 1
-                self._answered[at] = self.step
-                events.append(changed(landed, age=self.step - left, update=self._updates[at]))
+                self._answered[at] = step
+                events.append(changed(landed, age=step - left, update=self._updates[at]))
         return events

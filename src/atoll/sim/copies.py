@@ -14,5 +14,5 @@ def changed(record: T, **changes: object) -> T:
         Lost(key=Key(rule=0, fragment=0, round=0, lane=0), why='lost')
     """
     copy = object.__new__(type(record))
-    vars(copy).update(vars(record), **changes)
+    object.__setattr__(copy, "__dict__", vars(record) | changes)
     return copy

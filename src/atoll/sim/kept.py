@@ -11,7 +11,7 @@ from atoll.sync.drive import drive
 from atoll.sync.keeping import Keeping, keep
 from atoll.sync.state import Track
 from atoll.trees import Tree
-from atoll.wire import Collect, KeeperGroup, Landed, Push, Reply
+from atoll.wire import Collect, KeeperGroup, Landed, Push
 
 
 class Formless:
@@ -34,12 +34,15 @@ class Formless:
 
 class KeeperRunner:
     """A keeper beside the first island; its tick is an inner step of the fastest island, `tick_s` seconds. All that
-    comes within a tick is answered alike, as in a run in turns."""
+    comes within a tick is answered alike, as in a run in turns.
+
+    Attributes: reply: send an anchor back.
+    """
 
     def __init__(self, world: World, keeping: Keeping, *, tick_s: float) -> None:
         self._world, self._keeping, self._tick_s = world, keeping, tick_s
         self._looks: set[int] = set()
-        world.handed_in = self._handed_in
+        world.handed_in, self.reply = self._handed_in, world.reply
 
     def _handed_in(self, now: float) -> None:
         # a tick that ends now is not over before all that comes now has come
@@ -61,7 +64,3 @@ class KeeperRunner:
     def collect(self, collect: Collect) -> list[Push]:
         """What has arrived for one fragment."""
         return list(self._world.numerics.collect(collect))
-
-    def reply(self, reply: Reply) -> None:
-        """Send the anchor back."""
-        self._world.reply(reply)

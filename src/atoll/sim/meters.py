@@ -1,41 +1,43 @@
 """What is counted while meetings move, so that it is known what ends next (`atoll.sim.traffic`): time, and by it, or by
 one another, the bits per flow that have passed on a busy link, in a bundle of meetings, and at a pace."""
 
-import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 
 class Queue:
-    """Numbers with a key each: least key first, then least number. Attributes: key: by number."""
+    """Numbers with a key each: least key first, then least number.
 
-    __slots__ = ("_heap", "_most", "key")
+    Attributes: key: by number. heap: of keys and numbers, with entries that no longer hold.
+    """
+
+    __slots__ = ("_most", "heap", "key")
 
     def __init__(self) -> None:
         self.key: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []
+        self.heap: list[tuple[float, int]] = []
         self._most = 16
 
     def put(self, number: int, key: float) -> None:
         """Add a number, or give it another key."""
-        if self.key.get(number) == key:
-            return
-        self.key[number] = key
-        heapq.heappush(self._heap, (key, number))
-        if len(self._heap) > self._most:  # entries that no longer hold leave only once they come first
-            self._heap = [(at, known) for known, at in self.key.items()]
-            heapq.heapify(self._heap)
-            self._most = 2 * len(self._heap) + 16
+        if self.key.get(number) != key:
+            self.key[number] = key
+            heappush(self.heap, (key, number))
 
     def first(self) -> tuple[float, int] | None:
         """The least key and its number."""
-        heap, key = self._heap, self.key
+        heap, key = self.heap, self.key
+        if len(heap) > self._most:  # entries that no longer hold leave only once they come first
+            heap[:] = [(at, number) for number, at in key.items()]
+            heapify(heap)
+            self._most = 2 * len(heap) + 16
         while heap:
             first = heap[0]
             if key.get(first[1]) == first[0]:
                 return first
-            heapq.heappop(heap)
+            heappop(heap)
         return None
 
 

@@ -123,11 +123,14 @@ class Traffic:
 
     Args: network. limited: resources that may be limited although they are infinite. Other infinite ones cost nothing:
     who crosses them is not known.
+    Attributes: start: `begin`, for what `loads` told. next: when the next meeting ends, and which: of several, the one
+    that began first. end: take a meeting off its links, whether or not all of it has come.
     """
 
     def __init__(self, network: Network, limited: frozenset[Resource] = frozenset()) -> None:
         self.network = network
-        self._limited, self._fluid, self._number = limited, Fluid(), 0
+        self._limited, self._fluid = limited, Fluid()
+        self.start, self.next, self.end = self._fluid.begin, self._fluid.next, self._fluid.end
         self._sites = [island.site for island in network.islands]
         self._loads = Loads(self._load)
         self._slowest: dict[tuple[frozenset[str], bool], float] = {}
@@ -143,20 +146,6 @@ class Traffic:
         """The same as loads, for `start`: worth keeping where meetings are alike."""
         loads = self._loads
         return {load: flows for resource, flows in uses.items() if (load := loads[resource])}
-
-    def start(self, now: float, loads: Mapping[Load, int], bits: float) -> int:
-        """`begin`, for what `loads` told."""
-        self._number += 1
-        self._fluid.begin(now, self._number, loads, bits)
-        return self._number
-
-    def next(self) -> tuple[float, int] | None:
-        """When the next meeting ends, and which: of several, the one that began first."""
-        return self._fluid.next()
-
-    def end(self, now: float, number: int) -> None:
-        """Take a meeting off its links, whether or not all of it has come."""
-        self._fluid.end(now, number)
 
     @property
     def sent(self) -> dict[Resource, float]:

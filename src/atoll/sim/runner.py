@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 from atoll.faults import Faults
 from atoll.sim.clock import Act
@@ -12,7 +12,7 @@ from atoll.sim.trainee import Steps, Trainee
 from atoll.sim.world import World
 from atoll.sync.flow import Answer, Flow
 from atoll.sync.state import SyncState
-from atoll.wire import KEEPER, Key, Landed, Launched, Lost, Post, Take
+from atoll.wire import Key, Landed, Launched, Lost, Post, Take
 
 STEADY, NONE = Pace(), Faults()
 
@@ -31,7 +31,8 @@ class Course:
     every: int | None = None
 
 
-class Stretch(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Stretch:
     """Inner steps under way: since when, after which step, and up to which; `before`: what all before them took."""
 
     since: float
@@ -51,6 +52,7 @@ class Runner:
         self.number, self.world, self.trainee, self.course = number, world, trainee, course
         self.alive, self.done = True, False
         self.after: list[Act] = []
+        self._faults = course.faults if course.faults.events else None
         self._walk = course.pace.of(world.traffic.network.islands[number], number)
         self._watch = watch
         self._stretch: Stretch | None = None
@@ -108,18 +110,14 @@ class Runner:
             until = min(until, course.warm)
         if course.every:
             until = min(until, step + course.every - step % course.every)
-        self._stretch = Stretch(now, step, until, self._walk.until(step))
-        end = self._end(self._stretch, until)
+        stretch = self._stretch = Stretch(now, step, until, self._walk.until(step))
+        end = self._end(stretch, until)
         trace.trained(self.number, now, end - now)
-        self._arrive(self._stretch, end)
+        self.world.clock.at(end, partial(self._trained, stretch))
 
     def _end(self, stretch: Stretch, step: int) -> float:
         work = self._walk.until(step) - stretch.before
-        faults = self.course.faults
-        return faults.worked(self.number, stretch.since, work) if faults.events else stretch.since + work
-
-    def _arrive(self, stretch: Stretch, end: float) -> None:
-        self.world.clock.at(end, partial(self._trained, stretch))
+        return self._faults.worked(self.number, stretch.since, work) if self._faults else stretch.since + work
 
     def _looks(self, now: float) -> None:
         """Something has come that nobody waited for: the flow looks at the end of the step under way."""
@@ -131,21 +129,22 @@ class Runner:
             middle = (low + high) // 2
             low, high = (low, middle) if self._end(stretch, middle) >= now else (middle + 1, high)
         if low < stretch.until:
-            self._stretch = stretch._replace(until=low)
+            stretch = self._stretch = Stretch(stretch.since, stretch.first, low, stretch.before)
             end = self._end(stretch, low)
             self.world.trace.shortened(self.number, end)
-            self._arrive(self._stretch, end)
+            self.world.clock.at(end, partial(self._trained, stretch))
 
     def _trained(self, stretch: Stretch, now: float) -> None:
         if self._stretch is not stretch:
             return
         self._stretch = None
-        if self.trainee.gradients:
-            trainee = cast(Trainee, self.trainee)
+        trainee = self.trainee
+        if trainee.gradients:
+            trainee = cast(Trainee, trainee)
             trainee.backward()
             self._go(now, trainee.average(), self._updated)
         else:
-            self.trainee.train(stretch.until - stretch.first, stretch.since, now)
+            trainee.train(stretch.until - stretch.first, stretch.since, now)
             self._counted(now)
 
     def _updated(self, now: float) -> None:
@@ -153,14 +152,16 @@ class Runner:
         self._counted(now)
 
     def _counted(self, now: float) -> None:
-        if self._came or self.trainee.step >= self.trainee.awaited:
+        trainee = self.trainee
+        if self._came or trainee.step >= trainee.awaited:
             self._came = False
-            self._go(now, self.trainee.boundary(), self._over)
+            self._go(now, trainee.boundary(), self._over)
         else:
             self._over(now)
 
     def _over(self, now: float) -> None:
-        self._tell(now)
+        if self.after:
+            self._tell(now)
         if self.course.every and self.trainee.step % self.course.every == 0:
             self._watch(now)
         self._train(now)
@@ -181,7 +182,7 @@ class Runner:
         self._advance(now, None)
 
     def _advance(self, now: float, answer: Answer) -> None:
-        flow = self._flow
+        flow, world = self._flow, self.world
         assert flow is not None
         while True:
             try:
@@ -189,29 +190,26 @@ class Runner:
             except StopIteration as done:
                 for event in done.value:
                     if not isinstance(event, Launched):  # noted as it left
-                        self.world.trace.happened(now, self.number, event)
+                        world.trace.happened(now, self.number, event)
                 self.trainee.told(now, done.value)
                 self._flow = None
                 self._then(now)
                 return
             if isinstance(effect, Post):
-                self.world.trace.launched(now, self.number, effect.key)
-                answer = self.world.post(self.number, effect)
-                if effect.to == (KEEPER,):
-                    self.world.wake(self.number, effect.key, self._looks)
+                world.trace.launched(now, self.number, effect.key)
+                answer = world.post(self.number, effect, self._looks)
                 continue
             take = cast(Take, effect)
-            answer = self.world.take(self.number, take)
+            answer = world.take(self.number, take)
             if answer is None and not take.poll:
                 self._since, self._waits = now, take.ticket
-                self.world.wake(self.number, take.ticket, partial(self._woken, self._life, Take(take.ticket)))
+                world.wake(self.number, take.ticket, partial(self._woken, self._life, Take(take.ticket)))
                 return
 
     def _woken(self, life: int, take: Take, now: float) -> None:
         if self._life != life:
             return
-        faults = self.course.faults
-        if faults.events and (thawed := faults.worked(self.number, now, 0.0)) > now:
+        if self._faults and (thawed := self._faults.worked(self.number, now, 0.0)) > now:
             self.world.clock.at(thawed, partial(self._woken, life, take))
             return
         self._waits = None

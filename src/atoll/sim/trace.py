@@ -140,15 +140,18 @@ class Trace:
         """An island trains from now on; for inf seconds if it is to die before it is done."""
         self._span[island], self._gone[island] = (now, now + seconds), None
         if seconds < math.inf:
-            self._train(island, seconds)
-        self._last[island] = len(self.moments)
+            self.compute[island] += seconds
+            if self._flying[island]:
+                self.overlapped[island] += seconds
         if self.keeps:
+            self._last[island] = len(self.moments)
             self.moments.append(Moment(now, island, "trained", None, seconds))
 
     def shortened(self, island: int, end: float) -> None:
         """What an island trains now ends earlier than was said: something came that it looks at."""
         start, stop = self._span[island]
-        before, after = (until - start if until < math.inf else 0.0 for until in (stop, end))
+        before = stop - start if stop < math.inf else 0.0
+        after = end - start if end < math.inf else 0.0
         self._train(island, after - before)
         self._span[island] = start, end
         if self.keeps:

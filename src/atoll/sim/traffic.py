@@ -24,6 +24,7 @@ again.
 import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping
+from heapq import heappush
 
 from atoll.sim.meters import Bundle, Busy, Pace, Time
 
@@ -69,32 +70,33 @@ class Fluid:
     asked for or time goes on."""
 
     def __init__(self) -> None:
-        self._time, self._now = Time(), 0.0
+        self._time, self._now, self._number = Time(), 0.0, 0
         self._next: tuple[float, int] | None = None
         self._stale = False  # whether something has begun or ended since that was found
         self._moving: dict[int, Moving] = {}
         self._bundles: dict[frozenset[Busy], Bundle] = {}
         self._over: dict[int, Moving] = {}  # all of their bits have come, but nobody has ended them yet
         self._begun: dict[int, Moving] = {}
-        self._touched: dict[Load, None] = {}
+        self._touched: dict[Load, int] = {}
         self._paces: dict[Pace, None] = {}  # those that have changed
 
-    def begin(self, now: float, number: int, crosses: Mapping[Load, int], bits: float) -> None:
-        """Start a meeting whose flows have `bits` each."""
+    def begin(self, now: float, crosses: Mapping[Load, int], bits: float) -> int:
+        """Start a meeting whose flows have `bits` each; returns its number."""
         if now > self._now:
             self._go(now)
         self._stale = True
+        number = self._number = self._number + 1
         moving = self._moving[number] = self._begun[number] = Moving(now, number, crosses, bits)
-        touched = self._touched
         for load, flows in crosses.items():
             load.flows += flows
             load.crossing[number] = moving
-            touched[load] = None
+        self._touched.update(crosses)
+        return number
 
     def next(self) -> tuple[float, int] | None:
         """When the next meeting ends, and which."""
-        for number in self._over:
-            return self._now, number
+        if self._over:
+            return self._now, next(iter(self._over))
         if self._stale:
             self._settle()
         return self._next
@@ -109,17 +111,15 @@ class Fluid:
             self._find_over()
         self._stale = True
         moving = self._moving.pop(number)
-        if self._over.pop(number, None):
-            bits = moving.bits
-        else:
+        bits = moving.bits
+        if not self._over.pop(number, None):
             self._lift(moving)
-            bits = moving.bits - moving.left
-        touched = self._touched
+            bits -= moving.left
         for load, flows in moving.crosses.items():
             load.flows -= flows
             load.sent += bits * flows
             del load.crossing[number]
-            touched[load] = None
+        self._touched.update(moving.crosses)
 
     def limit(self, now: float, load: Load, capacity: float) -> None:
         """Give a link another capacity."""
@@ -127,7 +127,7 @@ class Fluid:
             self._go(now)
         if load.capacity != capacity:
             load.capacity = capacity
-            self._touched[load] = None
+            self._touched[load] = 0
             self._settle()
 
     def _go(self, now: float) -> None:
@@ -137,38 +137,44 @@ class Fluid:
 
     def _find_over(self) -> None:
         """Lift all that are over by now."""
-        now, due, over = self._now, self._time.due, self._over
-        while (first := due.first()) and first[0] <= now:
+        now, due, over, first = self._now, self._time.due, self._over, self._next
+        while first and first[0] <= now:
             number = first[1]
             moving = over[number] = self._moving[number]
             pace = moving.pace
             if pace is None:
                 self._lift(moving)
-                continue
-            reading = max(pace.read(now), pace.due.key[number])
-            while (first := pace.due.first()) and first[0] <= reading:
-                number = first[1]
-                moving = over[number] = self._moving[number]
-                self._lift(moving)
-            self._tell({}, {})
+            else:
+                reading = pace.read(now)
+                last = max(reading, pace.due.key[number])
+                while (first := pace.due.first()) and first[0] <= last:
+                    moving = over[first[1]] = self._moving[first[1]]
+                    self._leave(moving, pace, reading)
+                self._tell({}, {})
+            first = due.first()
         if len(over) > 1:
             self._over = dict(sorted(over.items()))
 
     def _settle(self) -> None:
         """What follows from all that began and ended now, and from new capacities."""
-        now, touched, sort = self._now, self._touched, self._begun | self._over
+        now, touched, sort = self._now, self._touched, self._begun
+        if self._over:
+            sort |= self._over
         self._touched, self._begun, self._over = {}, {}, {}
-        busy, quiet, moved = dict[Busy, None](), list[tuple[Load, float]](), dict[int, Moving]()
+        # not `dict[Busy, None]()` and the like: that takes several times as long, and this is done at every change
+        busy: dict[Busy, None] = {}
+        quiet: list[tuple[Load, float]] = []
+        moved: dict[int, Moving] = {}
         for load in touched:
-            crossing, before = len(load.crossing), load.share
-            share = load.share = load.capacity / load.flows if crossing else load.capacity
+            flows, before = load.flows, load.share
+            share = load.share = load.capacity / flows if flows else load.capacity
             if load.busy is None:
-                if crossing > BUSY:
+                if flows > BUSY and len(load.crossing) > BUSY:
                     load.busy = Busy(now, self._time, share)
                     moved |= load.crossing
-                elif share != before:
+                elif share != before and flows:
                     quiet.append((load, before))
-            elif crossing > BUSY // 2:
+            elif len(load.crossing) > BUSY // 2:
                 busy[load.busy] = None
                 load.busy.turn(now, self._time, share)
             else:
@@ -177,20 +183,16 @@ class Fluid:
         for moving in moved.values():
             self._lift(moving)
         held = self._look(busy) if busy else {}
-        sort |= moved
+        if moved:
+            sort |= moved
         for moving in sort.values():
             self._sort(moving)
         for load, before in quiet:
-            share = load.share
-            for moving in load.crossing.values():
-                if share < moving.cap:
-                    self._cap(moving, share)
-                elif moving.cap == before:
-                    self._cap(moving, min([load.share for load in moving.crosses if load.busy is None]))
+            self._follow(load, before)
         if busy or self._paces:
             self._tell(held, busy)
         first = self._time.due.first()
-        self._next = (max(first[0], now), first[1]) if first else None
+        self._next = (now, first[1]) if first and first[0] < now else first
         self._stale = False
 
     def _look(self, busy: dict[Busy, None]) -> dict[Bundle, None]:
@@ -205,17 +207,39 @@ class Fluid:
             bundle.look(self._now)
         return held
 
-    def _cap(self, moving: Moving, cap: float) -> None:
-        """Another of its quiet loads has the least share, or that is another."""
-        if cap != moving.cap:
-            bundle = moving.pace and moving.pace.bundle
-            self._lift(moving)
-            moving.cap = cap
-            self._lay(moving, bundle)
+    def _follow(self, load: Load, before: float) -> None:
+        """Give another cap to those for whom the new share of a quiet load is the least, or was `before`."""
+        now, share, due = self._now, load.share, self._time.due
+        for moving in load.crossing.values():
+            cap, least = moving.cap, share
+            if cap <= share:
+                if cap != before:
+                    continue
+                for other in moving.crosses:
+                    if other.share < least and other.busy is None:
+                        least = other.share
+                if cap == least:
+                    continue
+            moving.cap, pace, number = least, moving.pace, moving.number
+            if pace:
+                self._leave(moving, pace, pace.read(now))
+                self._lay(moving, pace.bundle)
+                continue
+            # `_lift` and `_sort` for one that moves alone, written out: there are several for each begin and end
+            if cap < math.inf:
+                left = moving.left - cap * (now - moving.since)
+                moving.left = left if left > 0 and due.key.get(number, math.inf) > now else 0.0
+            moving.since = now
+            if least > 0:
+                end = due.key[number] = now + moving.left / least
+                heappush(due.heap, (end, number))
+            else:
+                due.key.pop(number, None)
 
     def _sort(self, moving: Moving) -> None:
         """Put a meeting in its bundle, or let it move alone."""
-        busy, cap = list[Busy](), math.inf
+        busy: list[Busy] = []
+        cap = math.inf
         for load in moving.crosses:
             if load.busy:
                 busy.append(load.busy)
@@ -223,7 +247,8 @@ class Fluid:
                 cap = load.share
         moving.cap = cap
         if not busy:
-            self._lay(moving, None)
+            if cap > 0:
+                self._time.due.put(moving.number, self._now + moving.left / cap)
             return
         place = frozenset(busy)
         bundle = self._bundles.get(place)
@@ -233,12 +258,9 @@ class Fluid:
                 load.bundles[bundle] = None
         self._lay(moving, bundle)
 
-    def _lay(self, moving: Moving, bundle: Bundle | None) -> None:
+    def _lay(self, moving: Moving, bundle: Bundle) -> None:
+        """Put a meeting among those of its bundle with the same cap."""
         now, cap = self._now, moving.cap
-        if bundle is None:
-            if cap > 0:
-                self._time.due.put(moving.number, now + moving.left / cap)
-            return
         pace = bundle.paces.get(cap)
         if pace is None:
             pace = bundle.paces[cap] = Pace(now, self._time, bundle, cap)
@@ -253,15 +275,19 @@ class Fluid:
         """Take a meeting from where it moves, with what is left of it."""
         now, pace = self._now, moving.pace
         if pace:
-            moving.left = max(0.0, pace.due.key[moving.number] - pace.read(now))
-            pace.remove(moving.number)
-            moving.pace = None
-            self._paces[pace] = None
-        else:
-            end = self._time.due.key.pop(moving.number, math.inf)
-            if moving.cap < math.inf:
-                moving.left = max(0.0, moving.left - moving.cap * (now - moving.since)) if end > now else 0.0
+            self._leave(moving, pace, pace.read(now))
+            return
+        end = self._time.due.key.pop(moving.number, math.inf)
+        if moving.cap < math.inf:
+            moving.left = max(0.0, moving.left - moving.cap * (now - moving.since)) if end > now else 0.0
         moving.since = now
+
+    def _leave(self, moving: Moving, pace: Pace, reading: float) -> None:
+        """Take a meeting from its pace, which reads that now."""
+        moving.left = max(0.0, pace.due.key[moving.number] - reading)
+        pace.remove(moving.number)
+        moving.pace, moving.since = None, self._now
+        self._paces[pace] = None
 
     def _tell(self, bundles: dict[Bundle, None], loads: dict[Busy, None]) -> None:
         """Let clocks know what is due next on all that has changed, and forget what has become empty."""

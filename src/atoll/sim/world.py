@@ -42,7 +42,7 @@ class Letter:
     """A message to a keeper: bits of it and of the answer, who is told of the answer, and that."""
 
     bits: float
-    act: Act | None = None
+    act: Act | None
     answer: Landed | Lost | None = None
 
 
@@ -101,11 +101,13 @@ class World:
         """All between islands that are not over."""
         return list(self._meetings.values())
 
-    def post(self, me: int, post: Post) -> Key:
-        """A contribution leaves now, if it is a snapshot; else when its worker stands still."""
+    def post(self, me: int, post: Post, told: Act) -> Key:
+        """A contribution leaves now, if it is a snapshot; else when its worker stands still.
+
+        Args: told: is called when a keeper's answer is here, if nobody waits for it.
+        """
         if post.to == (KEEPER,):
-            self._push(me, post)
-            return post.key
+            return self._push(me, post, told)
         meeting = self._meetings.get((post.key, post.to))
         if meeting is None:
             meeting = self._meetings[post.key, post.to] = Meeting(post.key, post.to, len(post.to), set(post.to))
@@ -196,7 +198,8 @@ class World:
     def _go_round(self, meeting: Meeting, move: Move, now: float) -> None:
         """Headers have gone round."""
         if meeting.moving.get(move.members) is move:
-            move.number = self._begin(move.loads, move.latency, move.bits, partial(self._gone_round, meeting, move))
+            move.number = self.traffic.start(now, move.loads, move.bits)
+            self._ends[move.number] = move.latency, partial(self._gone_round, meeting, move)
 
     def _gone_round(self, meeting: Meeting, move: Move, now: float) -> None:
         members = move.members
@@ -244,13 +247,14 @@ class World:
             if act := meeting.waiting.pop(me, None):
                 act(now)
 
-    def _push(self, me: int, post: Post) -> None:
+    def _push(self, me: int, post: Post, told: Act) -> Key:
         place = me, post.key
         letter = self._letters.get(place)
         if letter is None:
-            letter = self._letters[place] = Letter(self.numerics.sizes(post)[1])
-        letter.answer = None  # an island that took another one's place comes once more
+            letter = self._letters[place] = Letter(self.numerics.sizes(post)[1], told)
+        letter.act, letter.answer = told, None  # an island that took another one's place comes once more
         self._move(me, HOST, letter.bits, partial(self._pushed, me, post, letter))
+        return post.key
 
     def _pushed(self, me: int, post: Post, letter: Letter, now: float) -> None:
         """All of a message has come to the keeper."""
@@ -297,16 +301,12 @@ class World:
         if teller == hearer:
             self.clock.at(self.clock.now, act)
         else:
-            self._begin(*self._way(teller, hearer), bits, act)
+            loads, latency = self._way(teller, hearer)
+            self._ends[self.traffic.start(self.clock.now, loads, bits)] = latency, act
 
     def _loads_and_latency(self, teller: int, hearer: int) -> tuple[Mapping[Load, int], float]:
         way = teller, hearer
         return self.traffic.loads(self.traffic.uses([way])), self.traffic.latency(way)
-
-    def _begin(self, loads: Mapping[Load, int], latency: float, bits: float, act: Act) -> int:
-        number = self.traffic.start(self.clock.now, loads, bits)
-        self._ends[number] = latency, act
-        return number
 
     def _ended(self, now: float, number: int) -> None:
         """All bits have left; the last of them are still on their way."""

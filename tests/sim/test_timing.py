@@ -1,5 +1,6 @@
 """Flows on a virtual clock: published figures, closed forms, and what a run must not depend on."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -207,3 +208,17 @@ def test_every_wire_kept_goes_to_everyone() -> None:
     kept = Strategy((replace(DILOCO.rules[0], mixer=all_mean(Keep())),))
     trace = simulate(Job(kept, (spec(1e6),), steps=10), islands(4, MB))
     assert trace.sent == pytest.approx([12e6] * 4, rel=1e-6)
+
+
+def test_garbage_is_collected_as_before_once_a_run_is_over_or_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        during.append(gc.get_threshold())
+        raise RuntimeError
+
+    before, during = gc.get_threshold(), list[tuple[int, int, int]]()
+    simulate(Job(DILOCO, (spec(1e6),), steps=10), islands(4, MB))
+    assert gc.get_threshold() == before
+    monkeypatch.setattr("atoll.sim.run.run", fail)
+    with pytest.raises(RuntimeError):
+        simulate(Job(DILOCO, (spec(1e6),), steps=10), islands(4, MB))
+    assert gc.get_threshold() == before != during[0]

@@ -95,18 +95,6 @@ def simulate(
         return run(trainees, network, Shapes(hollow, faults), course, keeping, keeps=keeps).trace
 
 
-@contextmanager
-def _seldom_collected() -> Generator[None]:
-    """Look for garbage a hundred times less often: the millions of small objects that come and go are in no cycles,
-    and looking for some takes an eighth of the time."""
-    first, *others = gc.get_threshold()
-    gc.set_threshold(100 * first, *others)
-    try:
-        yield
-    finally:
-        gc.set_threshold(first, *others)
-
-
 def check(strategy: Strategy, network: Network, faults: Faults) -> None:
     """Raises: UsageError if a strategy cannot be simulated on a network under these faults."""
     faults.check(len(network.islands), sorted({island.site for island in network.islands}))
@@ -175,6 +163,18 @@ def run(
             f"islands {stuck} wait for something that never comes, after {world.clock.now:g} simulated seconds"
         )
     return simulation
+
+
+@contextmanager
+def _seldom_collected() -> Generator[None]:
+    """Look for garbage a hundred times less often: the millions of small objects that come and go are in no cycles,
+    and looking for some takes an eighth of the time."""
+    first, *others = gc.get_threshold()
+    gc.set_threshold(100 * first, *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(first, *others)
 
 
 def _name(resource: Resource) -> str:

@@ -21,11 +21,12 @@ from atoll.train.corpus import load_corpus
 from atoll.train.dynamics import POOLS, Dynamics
 from atoll.train.evaluate import held_out_loss
 from atoll.train.inner import autocast
+from atoll.train.material import EVALUATED, ROWS
 from atoll.train.model import next_token_loss
 from atoll.train.run import Result, Run
 from atoll.train.shards import by_domain, held_out_batches, iid, make_shards
 from atoll.train.tokens import bytes_tokenizer
-from atoll.train.trainer import EVALUATED, ROWS, train
+from atoll.train.trainer import train
 from atoll.train.waits import Waits
 from atoll.trees import digest
 from atoll.wire import Key

@@ -13,10 +13,10 @@ from atoll.train.corpus import load_corpus
 from atoll.train.dynamics import Dynamics
 from atoll.train.evaluate import held_out_loss
 from atoll.train.inner import autocast
+from atoll.train.material import EVALUATED, ROWS
 from atoll.train.run import Method
 from atoll.train.shards import held_out_batches
 from atoll.train.tokens import bytes_tokenizer
-from atoll.train.trainer import EVALUATED, ROWS
 from tests.train.reef import Reef, check_resumes, copies, go, small
 
 TWO_TO_ONE = Dynamics(speeds=(1.0, 0.5))

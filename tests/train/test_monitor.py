@@ -23,11 +23,12 @@ from atoll.train.checkpoint import Checkpoints
 from atoll.train.corpus import load_corpus
 from atoll.train.disagreement import all_pairs, from_sketches, generalised, probe, sketch
 from atoll.train.dynamics import POOLS, Dynamics
+from atoll.train.material import EVALUATED, ROWS
 from atoll.train.monitor import Monitor
 from atoll.train.run import Method, Result, Run
 from atoll.train.shards import held_out_batches
 from atoll.train.tokens import bytes_tokenizer
-from atoll.train.trainer import EVALUATED, ROWS, train
+from atoll.train.trainer import train
 from atoll.train.worker import Worker
 from tests.train.reef import Reef, check_resumes, go, records, small
 

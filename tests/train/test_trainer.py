@@ -19,11 +19,12 @@ from atoll.sync.rule import Rule, Strategy
 from atoll.train.corpus import load_corpus
 from atoll.train.evaluate import held_out_loss
 from atoll.train.inner import AdamW, autocast
+from atoll.train.material import EVALUATED, ROWS
 from atoll.train.model import SIZES, build_model, parameter_count
 from atoll.train.run import Data, Method, Result, Run
 from atoll.train.shards import held_out_batches, iid, joint, make_shards
 from atoll.train.tokens import bytes_tokenizer
-from atoll.train.trainer import EVALUATED, ROWS, train
+from atoll.train.trainer import train
 from atoll.train.worker import Worker, make_model
 from atoll.trees import digest
 

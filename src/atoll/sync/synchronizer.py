@@ -53,9 +53,9 @@ class Synchronizer:
         self.group = group
         self._shared = 0
         self._gradients = bool(self.state.gradient_tracks())
-        group.agree(self.state.fingerprint)
-        if isinstance(group, ElasticGroup) and group.joins:
-            enter(self.state, group)
+        # once, for to look at a protocol costs far more than a step at which nothing is due
+        self._elastic = group if isinstance(group, ElasticGroup) else None
+        self._come_in()
 
     def before_step(self) -> list[Event]:
         """Between backward and clipping: average gradients, where the strategy carries them."""
@@ -68,14 +68,14 @@ class Synchronizer:
         schedules may read.
         """
         flow = self.after(tokens, signals)
-        if not isinstance(self.group, ElasticGroup):
+        if self._elastic is None:
             return drive(flow, self.group) if flow else []
         if not flow:
-            offer(self.state, self.group)
+            offer(self.state, self._elastic)
             return []
-        meet(self.state, self.group)
+        meet(self.state, self._elastic)
         events = drive(flow, self.group)
-        witness(self.state, events, self.group)
+        witness(self.state, events, self._elastic)
         return events
 
     def before(self) -> Flow | None:
@@ -120,11 +120,14 @@ class Synchronizer:
 
     def come_again(self) -> None:
         """After a `LeftBehind`: take over the others' state in place of this one."""
-        assert isinstance(self.group, ElasticGroup)
-        self.group.again()
+        assert self._elastic is not None
+        self._elastic.again()
+        self._come_in()
+
+    def _come_in(self) -> None:
         self.group.agree(self.state.fingerprint)
-        if self.group.joins:
-            enter(self.state, self.group)
+        if self._elastic and self._elastic.joins:
+            enter(self.state, self._elastic)
 
     def drain(self) -> list[Event]:
         """Use everything that is in flight: the run ends here."""

@@ -20,17 +20,15 @@ from atoll.sync.drive import drive
 from atoll.sync.elastic import ElasticGroup
 from atoll.sync.shared import Sharing
 from atoll.train.checkpoint import Checkpoints
-from atoll.train.corpus import load_corpus
 from atoll.train.directory import open_directory
 from atoll.train.dynamics import Dynamics
 from atoll.train.evaluate import held_out_loss
 from atoll.train.inner import autocast
+from atoll.train.material import Material
 from atoll.train.metrics import LOG_EVERY, Recorder
 from atoll.train.model import export_model
 from atoll.train.run import Result, Run
-from atoll.train.shards import held_out_batches, make_shards
-from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
-from atoll.train.trainer import EVALUATED, EVALUATIONS, ROWS, SAVE_EVERY
+from atoll.train.trainer import EVALUATIONS, SAVE_EVERY
 from atoll.train.units import Handing, UnitShard
 from atoll.train.worker import Worker, make_model
 from atoll.trees import Tree
@@ -104,7 +102,7 @@ class Island:
     spent: float = 0.0
 
     def __post_init__(self) -> None:
-        run, data = self.run, self.run.data
+        run = self.run
         check(run)
         if not 0 <= self.number < run.workers:
             raise UsageError(
@@ -112,17 +110,7 @@ class Island:
                 f"{self.number + 1} or more, alike on all"
             )
         torch.set_num_threads(run.threads)
-        corpus = load_corpus(
-            data.source, bytes_tokenizer() if data.tokenizer == "bytes" else hub_tokenizer(data.tokenizer)
-        )
-        self._shards = shards = make_shards(
-            corpus, data.sharding, workers=run.workers, batch=data.batch, length=data.length, seed=run.seed
-        )
-        mean = sum(shard.size for shard in shards) / run.workers
-        self.fingerprint, self._vocab = corpus.fingerprint, corpus.vocab
-        self._share = shards[self.number].size / mean
-        batches = held_out_batches(corpus, batch=ROWS, length=data.length, most=EVALUATED)
-        self._held_out = [batch.to(run.device) for batch in batches]
+        self._text = Material.of(run)
         self._checkpoints = Checkpoints(self.out) if self.out else None
         self._anchors: Sequence[Tree | None] = ()
 
@@ -133,11 +121,11 @@ class Island:
         """
         run = self.run
         if self.out:
-            open_directory(self.out, run, self.fingerprint, resume=self.resume, writes=True)
+            open_directory(self.out, run, self._text.fingerprint, resume=self.resume, writes=True)
         saved = max(self._checkpoints.steps(), default=0) if self._checkpoints and self.resume else 0
-        with self.connect(f"{run!r};{self.fingerprint}", saved) as group:
-            units = UnitShard(self._shards, self.number, run.accumulate, group.units)
-            worker = Worker(run, make_model(run, self._vocab, None), units, self._share, group)
+        with self.connect(f"{run!r};{self._text.fingerprint}", saved) as group:
+            units = UnitShard(self._text.shards, self.number, run.accumulate, group.units)
+            worker = Worker(run, make_model(run, self._text.vocab, None), units, self._text.share(self.number), group)
             entered = worker.sync.state.step
             if self._checkpoints and saved:
                 self._load(self._checkpoints, saved, worker, whole=not entered)
@@ -229,7 +217,7 @@ class Island:
         drive(sharing.flow(), group)
         self._anchors = sharing.anchors
         with worker.sync.lent(self._anchors) as model:
-            return held_out_loss(model, self._held_out, autocast(worker.precision, self.run.device))
+            return held_out_loss(model, self._text.held_out, autocast(worker.precision, self.run.device))
 
     def _save(self, checkpoints: Checkpoints, step: int, worker: Worker) -> None:
         meta, tensors = worker.save()
@@ -250,7 +238,7 @@ class Island:
 
     def _result(self, worker: Worker) -> Result:
         state = worker.sync.state
-        live = held_out_loss(worker.model, self._held_out, autocast(worker.precision, self.run.device))
+        live = held_out_loss(worker.model, self._text.held_out, autocast(worker.precision, self.run.device))
         result = Result(
             method=self.run.method.name,
             workers=self.run.workers,
@@ -264,7 +252,7 @@ class Island:
             wall_s=self.spent,
             digest=state.digest(self._anchors or None),
             seed=self.run.seed,
-            data=self.fingerprint,
+            data=self._text.fingerprint,
             curve=tuple(self.curve),
         )
         if self.out:

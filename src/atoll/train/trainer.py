@@ -16,27 +16,22 @@ from atoll.files import write_json
 from atoll.sync.drive import take_turns
 from atoll.sync.gather import Gathering
 from atoll.train.checkpoint import Checkpoints
-from atoll.train.corpus import load_corpus
 from atoll.train.directory import open_directory
 from atoll.train.dynamics import Dynamics
 from atoll.train.evaluate import held_out_loss
 from atoll.train.inner import autocast
+from atoll.train.material import Material
 from atoll.train.metrics import LOG_EVERY, Recorder
 from atoll.train.model import export_model
 from atoll.train.monitor import Monitor
 from atoll.train.run import Result, Run, Simulated
-from atoll.train.shards import held_out_batches, make_shards
 from atoll.train.team import Team
-from atoll.train.tokens import bytes_tokenizer, hub_tokenizer
 from atoll.train.waits import Waits
 from atoll.train.worker import Worker, make_model, under
 from atoll.wire import PeerGroup
 
 EVALUATIONS = 20
 """Evaluations of the shared model along a run."""
-EVALUATED = 8
-"""Held-out batches per evaluation, at most, of `ROWS` sequences: the same text whatever the training batch."""
-ROWS = 16
 SAVE_EVERY = 50
 """Inner steps between checkpoints of a method without a period."""
 
@@ -84,25 +79,17 @@ class Trainer:
         save_every: int | None,
     ) -> None:
         torch.set_num_threads(run.threads)
-        data = run.data
-        corpus = load_corpus(
-            data.source, bytes_tokenizer() if data.tokenizer == "bytes" else hub_tokenizer(data.tokenizer)
-        )
-        shards = make_shards(
-            corpus, data.sharding, workers=run.workers, batch=data.batch, length=data.length, seed=run.seed
-        )
-        mean = sum(shard.size for shard in shards) / run.workers
+        text = Material.of(run)
         numbers = [group.membership.me for group in groups]
-        self.run, self.groups, self.out, self.fingerprint = run, groups, out, corpus.fingerprint
+        self.run, self.groups, self.out, self.fingerprint = run, groups, out, text.fingerprint
         self.workers = [
-            Worker(run, make_model(run, corpus.vocab, build), shards[m], shards[m].size / mean, group)
+            Worker(run, make_model(run, text.vocab, build), text.shards[m], text.share(m), group)
             for m, group in zip(numbers, groups, strict=True)
         ]
         self.team = Team(run, self.workers, groups)
         self.lead = self.workers[0]
         self.speaks = self.lead.number == 0
-        held_out = held_out_batches(corpus, batch=ROWS, length=data.length, most=EVALUATED)
-        self.held_out = [batch.to(run.device) for batch in held_out]
+        self.held_out = text.held_out
         self.monitor = Monitor(run, self.held_out)
         self.evaluate_every = max(1, run.steps // EVALUATIONS)
         self.save_every = save_every or run.method.period or SAVE_EVERY

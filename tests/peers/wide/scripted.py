@@ -95,7 +95,7 @@ class World:
             for member in self.members.values():
                 member.tick(self.now)
                 newest = member.newest.number if member.newest else -1
-                member.beat(Beat(member.step, newest, 0, 0.0, 0.0, (), True))
+                member.beat(Beat(member.step, newest, 0, 0.0, 0.0))
             self.coordinator.tick(self.now)
 
     def kill(self, worker: int, *, drops: bool) -> None:

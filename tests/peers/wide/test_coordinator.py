@@ -24,7 +24,7 @@ from atoll.peers.wide.messages import (
 from atoll.peers.wide.offers import Offers
 from atoll.wire import Key
 
-BEAT = Beat(5, 0, 0, 0.0, 0.0, (), training=True)
+BEAT = Beat(5, 0, 0, 0.0, 0.0)
 KEY = Key(0, 0, 0)
 
 
@@ -101,7 +101,7 @@ def test_whoever_comes_again_is_told_of_no_epoch_from_before_it_was_gone(office:
     hello = Hello("run", "same", "1", 0, "another life")
     for _ in range(2):
         office.desk.heard(1, hello, 113.0)
-        office.desk.heard(1, Beat(0, -1, 0, 0.0, 0.0, (), training=False), 113.0)
+        office.desk.heard(1, Beat(0, -1, 0, 0.0, 0.0), 113.0)
     assert office.to(1, Epoch) == []
     assert {(each.life, each.epoch) for each in office.to(1, Welcome)} == {("another life", 1)}
     office.promise(0, 2)

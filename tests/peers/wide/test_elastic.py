@@ -15,8 +15,9 @@ from atoll.parts.mixers import all_mean
 from atoll.parts.outers import nesterov, sgd
 from atoll.parts.schedules import every, staggered
 from atoll.peers.wide.server import Server
+from atoll.recipes.compressed import sparseloco
 from atoll.recipes.diloco import eager_diloco
-from atoll.recipes.gossip import noloco
+from atoll.recipes.gossip import factored_gossip, local_m1_m2, noloco
 from atoll.sync.rule import Rule, Strategy
 from atoll.testing.islands import Sea, serve
 from atoll.testing.toys import Mlp
@@ -49,7 +50,19 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize("workers", [3, 4])
-@pytest.mark.parametrize("strategy", [DILOCO, eager_diloco(5).strategy, STREAMING, noloco(5).strategy])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        DILOCO,
+        STREAMING,
+        eager_diloco(5).strategy,
+        factored_gossip(5).strategy,
+        local_m1_m2(5).strategy,
+        noloco(5).strategy,
+        sparseloco(5).strategy,
+    ],
+    ids=["diloco", "streaming", "eager", "factored-gossip", "local-m1-m2", "noloco", "sparseloco"],
+)
 def test_without_faults_bits_are_those_of_one_process(strategy: Strategy, workers: int, tmp_path: Path) -> None:
     syncs, _ = run_turns(Mlp(), strategy, workers=workers, steps=20)
     with coast(tmp_path, workers) as (sea, _, _):

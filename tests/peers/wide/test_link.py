@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -253,3 +254,26 @@ def test_a_key_that_no_member_uses_ends_no_thread(
         island._session.put(f"{island._root}/{key}", b"?")
     island.send(COORDINATOR, [b"still there"], Priority.CONTROL)
     ears.until(lambda: (0, b"still there") in ears.frames)
+
+
+def test_the_end_of_a_transfer_waits_for_nothing_that_comes_after_it(folder: Path, place: str) -> None:
+    """To one that is slow, so that sockets are full, with a lease so long that no sign of life pushes it on."""
+    coordinator = ZenohLink("r1", COORDINATOR, folder / str(COORDINATOR), listen=[place], lease_s=400.0)
+    island = ZenohLink("r1", 0, folder / "0", connect=[place], lease_s=400.0)
+    heard, all_of_it = list[int](), threading.Event()
+
+    def hears(sender: int, frame: bytes) -> None:
+        time.sleep(0.005)
+        heard.append(len(frame))
+        if len(heard) % 128 == 0:
+            all_of_it.set()
+
+    with closing(coordinator), closing(island):
+        coordinator.start(hears, lambda address, alive: None)
+        at_island = Ears(island)
+        at_island.until(lambda: at_island.alive() == {COORDINATOR})
+        for _ in range(8):
+            for _ in range(128):
+                island.send(COORDINATOR, [bytes(1 << 18)], Priority.OVERLAPPED)
+            assert all_of_it.wait(6.0), f"only {len(heard) % 128} of 128 frames came"
+            all_of_it.clear()

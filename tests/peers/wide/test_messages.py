@@ -217,8 +217,7 @@ def test_a_record_that_is_spelled_otherwise_is_refused(text: str) -> None:
         Promise(1, 2**53),
         Promise(-1, 0),
         Done(-1),
-        Beat(0, -2, 0, 0.0, 0.0, (), False),
-        Beat(0, 0, 0, 0.0, 0.0, ((-2, 1.0),), False),
+        Beat(0, -2, 0, 0.0, 0.0),
         Epoch(1, 1, (-1,), (), ()),
         Gone((2**31,)),
         head(to=(0, -2)),
@@ -252,7 +251,7 @@ def test_a_number_that_a_part_gives_as_another_kind_arrives_as_what_the_field_sa
 def test_noise_is_never_taken_for_a_message() -> None:
     corpus = [whole(Bulk(KEY, 1, 0, (1,), 0, bytes(range(200))))]
     corpus += [whole(Committed(KEY, (0, 1, 2), (0, 1), "a9" * 32, False))]
-    corpus += [whole(Hello("run", "print", "1", 0, "life")), whole(Beat(5, 1, 10, 0.1, 2.0, ((1, 2.0),), True))]
+    corpus += [whole(Hello("run", "print", "1", 0, "life")), whole(Beat(5, 1, 10, 0.1, 2.0))]
     corpus += [whole(Want(KEY, 0, 0, (1,), (0, 1))), whole(Epoch(1, 2, (0, 1), (2,), (0,)))]
     assert refused(corpus, 0, 20_000) == (20_000, 0)
 

@@ -51,7 +51,6 @@ class Progress:
 
     loss: float = 0.0
     speed: float = 0.0
-    training: bool = False
 
 
 @dataclass
@@ -194,7 +193,7 @@ class Engine:
         self.member.tick(now)
         newest = self.member.epochs[-1].number if self.member.epochs else -1
         mine = self.progress
-        self.member.beat(Beat(self.member.step, newest, self.link.sent, mine.loss, mine.speed, (), mine.training))
+        self.member.beat(Beat(self.member.step, newest, self.link.sent, mine.loss, mine.speed))
         self.units.again()
         if self._hello and not self._admitted():
             self._tell(self._hello)

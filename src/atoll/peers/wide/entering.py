@@ -57,7 +57,6 @@ class Fetching:
         self._arrived: dict[Key, dict[tuple[int, int], tuple[bytes, int]]] = {}
         self._donors: dict[Key, frozenset[int]] = {}
         self.gone: set[int] = set()
-        self.fetched = 0
 
     def arrived(self, sender: int, bulk: Bulk) -> None:
         """A chunk, if it was asked of the sender."""
@@ -99,7 +98,6 @@ class Fetching:
                     ways = {donor: way for donor, way in ways.items() if donor != sender} or ways
                     continue
                 total, here[chunk] = count if total is None else total, payload
-                self.fetched += len(payload)
             # as long as anything comes, the rest is on its way: asking again would only make all of it later
             last = max([began, *(way.heard for way in ways.values())])
             ways = {donor: way for donor, way in ways.items() if last - way.heard <= 2 * LATE_S}

@@ -21,7 +21,8 @@ import torch
 from atoll.parts.codecs import exact
 from atoll.peers.rounds import Header, admit, header_of, heard
 from atoll.peers.wide.messages import CONTRIBUTION, LONG, MEAN, Bulk, Have, Head, Report, Settle, Want
-from atoll.peers.wide.pieces import WHOLE, Pieces, taken, view
+from atoll.peers.wide.offers import view
+from atoll.peers.wide.pieces import WHOLE, Pieces, taken
 from atoll.peers.wide.segments import Part
 from atoll.trees import CHUNK, cut
 from atoll.wire import Fold, Keep, Landed, Lost, Post, Reduce, Snapshot, Sum, Take
@@ -113,7 +114,7 @@ class Exchange:
                 f"worker {self.me} sends {self.form} for {self.post.key} but worker {sender} {head.form}; they must "
                 "train the same model with the same method"
             )
-        if tuple(name for name, _ in head.signals) != tuple(sorted(self.post.signals)):
+        elif tuple(name for name, _ in head.signals) != tuple(sorted(self.post.signals)):
             self.error = (
                 f"worker {sender} has other signals than worker {self.me} in {self.post.key}; give all the same"
             )

@@ -26,12 +26,12 @@ from atoll.peers.wide.messages import (
     Leave,
 )
 from atoll.peers.wide.offers import entered_key, view
+from atoll.sync.elastic import State
 from atoll.wire import KEEPER, Key, Landed, Lost, Membership, Post, Snapshot, Source, Take
 
 READY_S = 0.1
 """Between two looks of a joiner whether the others know of it."""
 _HASHING = ThreadPoolExecutor(1, "atoll-digests")
-State = tuple[Mapping[str, Any], Sequence[tuple[str, Tensor]]]
 
 
 class WideGroup(Engine):
@@ -192,7 +192,7 @@ class WideGroup(Engine):
 
     def tell(self, *, loss: float, speed: float) -> None:
         """Say how training goes, with the next sign of life: nats per token, tokens per second."""
-        self.progress = Progress(loss, speed, training=True)
+        self.progress = Progress(loss, speed)
 
     def leave(self, why: str) -> None:
         """Tell the others that this island takes part in no epoch after this one."""

@@ -24,7 +24,6 @@ from atoll.peers.wide.messages import (
     Gone,
     Have,
     Head,
-    Leave,
     Message,
     Promise,
     Propose,
@@ -156,10 +155,6 @@ class Member:
         self.send(COORDINATOR, beat, Priority.CONTROL)
         if self.epochs and self._promised > self.epochs[-1].number:
             self.send(COORDINATOR, Promise(self._promised, self.step), Priority.CONTROL)
-
-    def leave(self, why: str) -> None:
-        """Take part in no epoch after this one."""
-        self.send(COORDINATOR, Leave(why), Priority.CONTROL)
 
     def tick(self, now: float) -> None:
         """What time alone brings about: ask again, and report who is silent."""

@@ -165,15 +165,13 @@ class Refused:
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life each second: where an island is, and what it saw. `rates`: bytes per second to each other one."""
+    """A sign of life each second: where an island is, the bytes it has sent, nats and tokens per second."""
 
     step: Step
     epoch: Annotated[int, range(-1, 1 << 53)]
     sent: Step
     loss: float
     speed: float
-    rates: tuple[tuple[Worker, float], ...]
-    training: bool
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,12 @@ from torch import Tensor
 from atoll.parts.codecs import exact
 from atoll.peers.rounds import accumulate, encode, finish
 from atoll.peers.wide.messages import CONTRIBUTION, MEAN, Bulk
+from atoll.peers.wide.offers import view
 from atoll.peers.wide.segments import Part, Segments
 from atoll.wire import Codec, Fold, Keep, Landed, Post, Reduce, Snapshot
 
 WHOLE: Part = ()
 """The part of everyone under `Keep`."""
-
-
-def view(wire: Tensor) -> memoryview:
-    """The bytes of a wire, where they are."""
-    return memoryview(wire.numpy())  # pyright: ignore[reportArgumentType]  # numpy's buffer protocol is not in its stubs
 
 
 def taken(payload: bytes | memoryview) -> Tensor:

@@ -1,5 +1,7 @@
 """Exchanges under faults at every phase, without threads: all who are left come to the same, whatever happens."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from atoll.peers.wide.messages import Committed, Report, Settle
+from atoll.parts.codecs import error_feedback
+from atoll.peers.wide.exchange import Exchange
+from atoll.peers.wide.messages import Bulk, Committed, Head, Report, Settle
 from atoll.peers.wide.segments import Segments
-from atoll.wire import Fold, Landed
+from atoll.testing.exchanges import HALF, Case, Member
+from atoll.wire import Fold, Keep, Landed, Lost, Membership
 from tests.peers.wide.scripted import FOLDS, KEY, LAYOUT, SIZE, World, mean
 
 VALUES = {
@@ -149,3 +154,28 @@ def test_parts_hold_each_element_once_after_any_deaths(members: int, block: int,
         gone = data.draw(some.lists(some.sampled_from(left), min_size=1, max_size=len(left) - 1, unique=True))
         left = tuple(worker for worker in left if worker not in gone)
         segments.hand_over(gone, left)
+
+
+def test_what_was_sent_for_a_round_that_is_lost_goes_back_into_the_codecs_memory() -> None:
+    codec, case = error_feedback(HALF, decay=1.0), Case(1001, Keep(), overlapped=True)
+    state, sent = codec.init(case.layout), list[tuple[int, object]]()
+    memberships = [Membership((0, 1), worker) for worker in (0, 1)]
+    mine, theirs = (Member(membership, 0).post(case)[0] for membership in memberships)
+    one = Exchange(
+        0, replace(mine, codec=codec, codec_state=state), None, lambda to, message: sent.append((to, message))
+    )
+    other = Exchange(1, replace(theirs, codec=codec, codec_state=codec.init(case.layout)), None, one_way(one, 1))
+    one.start()
+    other.start()
+    while one.work():
+        pass
+    assert any(isinstance(message, Bulk) for _, message in sent)
+    assert not torch.equal(state["residual"], case.values(0)), "nothing had been sent"
+    one.settle(Settle(mine.key, (0, 1), (((1,), False),), 0))
+    assert isinstance(one.outcome, Lost)
+    assert torch.equal(state["residual"], case.values(0))
+
+
+def one_way(to: Exchange, sender: int) -> Callable[[int, object], None]:
+    """Brings heads to one side, and nothing else."""
+    return lambda _, message: to.head(sender, message) if isinstance(message, Head) else None

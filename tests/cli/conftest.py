@@ -27,8 +27,12 @@ class Said:
         return json.loads(self.out)
 
 
+Call = Callable[..., Said]
+"""What the fixture `atoll` is."""
+
+
 @pytest.fixture
-def atoll(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def atoll(capsys: pytest.CaptureFixture[str]) -> Call:
     """`atoll("train diloco --steps 4")`, or the words one by one."""
 
     def call(*words: str | Path) -> Said:

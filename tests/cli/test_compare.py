@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from atoll.cli.table import lines
 from atoll.files import write_json
 from atoll.train.plots import plot_curves
 from atoll.train.run import Result
-from tests.cli.conftest import Said
-
-Call = Callable[..., Said]
+from tests.cli.conftest import Call
 
 
 def result(loss: float, **others: object) -> Result:

@@ -1,7 +1,7 @@
 """What the doctor sees before a run, and that it leaves everything as it was."""
 
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,7 @@ from atoll.peers.wide.probe import Told
 from atoll.recipes.methods import diloco
 from atoll.sim.plan import Setting, utilisation
 from atoll.sim.run import spec
-from tests.cli.conftest import Said
-
-Call = Callable[..., Said]
+from tests.cli.conftest import Call
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """What `explain` says equals the closed forms, and what a run really sends."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -20,9 +18,8 @@ from atoll.testing import reference
 from atoll.train.model import build_model, meta_model
 from atoll.train.sizes import SIZES, parameter_count
 from atoll.wire import Keep, Reduce
-from tests.cli.conftest import Said
+from tests.cli.conftest import Call
 
-Call = Callable[..., Said]
 N = 1 << 20
 """Elements of a model: a power of two, so that every part below is whole."""
 

@@ -13,10 +13,9 @@ from atoll.cli.values import kind_of, parameters
 from atoll.cli.wide_options import Coordinating, Examining, Inviting, Joining, Launching, Looking
 from atoll.recipes import methods
 from atoll.train.run import Method
-from tests.cli.conftest import Said
+from tests.cli.conftest import Call
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
-Call = Callable[..., Said]
 
 
 def flags_of(*parts: Callable[..., Any]) -> list[str]:

@@ -20,9 +20,8 @@ from atoll.sync.explain import explain
 from atoll.sync.rule import Strategy
 from atoll.train.model import meta_model
 from atoll.trees import spec_of, trainable
-from tests.cli.conftest import Said
+from tests.cli.conftest import Call
 
-Call = Callable[..., Said]
 SMALL = "--params 1e6 --layers 4 --workers 4"
 """Four islands, 4 MB of parameters, 1 s per inner step."""
 MB = 8e6

@@ -22,9 +22,8 @@ from atoll.train.run import Data, Run
 from atoll.train.sensitivity import blocks_of
 from atoll.train.tokens import bytes_tokenizer
 from atoll.train.trainer import train
-from tests.cli.conftest import Said
+from tests.cli.conftest import Call
 
-Call = Callable[..., Said]
 BLOCKS = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"]
 TOKENS = 256
 

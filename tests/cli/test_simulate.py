@@ -1,16 +1,14 @@
 """`atoll simulate` and `atoll compare --network`: real training on virtual time, its files, and what is refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from atoll.faults import Faults
 from atoll.sim.files import read_network
-from tests.cli.conftest import Said
+from tests.cli.conftest import Call
 
-Call = Callable[..., Said]
 SMALL = "--steps 12 --batch 2 --length 16 --warmup 2 --probe 0"
 NETWORK = """
 elsewhere = { latency = "20ms" }

@@ -4,15 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from atoll.cli.show import json_line
-from tests.cli.conftest import Said
+from tests.cli.conftest import Call
 
-Call = Callable[..., Said]
 ROOT = Path(__file__).parents[2]
 PROMISED = {
     "method", "workers", "steps", "rounds", "period", "tokens", "val_loss", "val_loss_workers", "bytes_sent_per_worker",

@@ -22,10 +22,9 @@ from atoll.peers.wide.connect import connect
 from atoll.peers.wide.enrol import enrol
 from atoll.peers.wide.home import Home
 from atoll.peers.wide.invitations import Invitation
-from tests.cli.conftest import Said
+from tests.cli.conftest import Call
 from tests.cli.test_jobs import alive
 
-Call = Callable[..., Said]
 ROOT = Path(__file__).parents[2]
 SMALL = ["--steps", "6", "--batch", "2", "--length", "16", "--lr", "0.003"]
 

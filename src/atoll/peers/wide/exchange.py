@@ -244,9 +244,8 @@ class Exchange:
     def _decide(self) -> None:
         """Once all heads are there: whose contributions count; then the bulk leaves."""
         dropped = [worker for workers, counts in self._out if not counts for worker in workers]
-        if self._verdict is not None or any(
-            worker not in self._heads for worker in self.post.to if worker not in dropped
-        ):
+        asked = {*self.post.to} - {*dropped}
+        if self._verdict is not None or not asked <= self._heads.keys():
             return
         nothing = Header(0.0, 0.0, {})
         headers = [

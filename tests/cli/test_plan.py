@@ -26,8 +26,7 @@ SMALL = "--params 1e6 --layers 4 --workers 4"
 """Four islands, 4 MB of parameters, 1 s per inner step."""
 MB = 8e6
 SPECS = (spec(2e5, "embed.weight"), *(spec(2e5, f"layers.{block}.weight") for block in range(4)))
-LONG = METHODS["streaming"](period=20, fragments=4, delay=18).strategy
-"""Exchanges that overlap one another."""
+OVERLAPPING = METHODS["streaming"](period=20, fragments=4, delay=18).strategy
 
 
 def of(name: str, period: int = 20) -> tuple[Strategy, int]:
@@ -120,7 +119,7 @@ def test_only_rounds_that_repeat_are_told_from_two(monkeypatch: pytest.MonkeyPat
         (of("diloco")[0], replace(even, jitter=0.1)),
         (of("local-m1-m2")[0], replace(even, workers=5)),
         (of("async-local-sgd")[0], even),
-        (LONG, even),
+        (OVERLAPPING, even),
     ):
         simulated.clear()
         used(strategy, 20, where)
@@ -131,9 +130,9 @@ def test_only_rounds_that_repeat_are_told_from_two(monkeypatch: pytest.MonkeyPat
 def test_a_link_that_fills_slowly_is_planned_as_it_ends(load: float) -> None:
     """Exchanges that overlap hide a link that is a little too slow for many rounds; in the end it is always busy."""
     where = Setting(SPECS, 4, 1.0)
-    slow = replace(where, bandwidth=8 * sent(LONG, 20, where) / load)
-    assert used(LONG, 20, slow)[0] == pytest.approx(1 / load, rel=0.01)
-    assert used(LONG, 20, slow)[0] <= 1 / load * (1 + 1e-9)
+    slow = replace(where, bandwidth=8 * sent(OVERLAPPING, 20, where) / load)
+    assert used(OVERLAPPING, 20, slow)[0] == pytest.approx(1 / load, rel=0.01)
+    assert used(OVERLAPPING, 20, slow)[0] <= 1 / load * (1 + 1e-9)
 
 
 def linear(bits: float) -> float:

@@ -65,7 +65,7 @@ class Fetching:
 
     def whole(
         self, key: Key, donors: Sequence[int], sums: Sequence[str] | None = None, *, patient: bool = True
-    ) -> bytes | None:
+    ) -> bytearray | None:
         """All of a blob.
 
         Args: sums: sha256 of each chunk; what does not have it is fetched again from someone else. patient: wait until
@@ -108,7 +108,7 @@ class Fetching:
                     way.asked.clear()
                     way.window = 1
         del self._donors[key], self._arrived[key]
-        return b"".join(here[chunk] for chunk in sorted(here))
+        return bytearray().join(here[chunk] for chunk in sorted(here))
 
     def _ask(self, key: Key, ways: dict[int, _Donor], here: dict[int, bytes], total: int | None) -> None:
         """Fill the windows."""
@@ -141,7 +141,7 @@ class Entry:
         state = self._fetching.whole(state_key(self.epoch), self.donors, manifest["sums"])
         assert state is not None
         self._whole = True
-        return manifest["meta"], tensors_of(manifest, state[: manifest["bytes"]])
+        return manifest["meta"], tensors_of(manifest, state)
 
     def _manifest(self) -> dict[str, Any]:
         """From the first donor that is within reach."""
@@ -186,7 +186,7 @@ class Entry:
         outcome, values = outcome_of(blob)
         source = self._sources.pop(take.ticket)
         if isinstance(outcome, Landed):
-            mean = torch.frombuffer(bytearray(values), dtype=source.layout.dtype)
+            mean = torch.frombuffer(values, dtype=source.layout.dtype)
             for start, stop in source.layout.chunks:
                 if isinstance(source, Snapshot):
                     source.write(start, mean[start:stop])

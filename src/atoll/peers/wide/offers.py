@@ -107,7 +107,7 @@ class Offers:
     def _offer(self, epoch: int, meta: dict[str, Any], forms: list[list[Any]], flat: Tensor) -> None:
         state = view(flat)
         sums = [sha256(piece).hexdigest() for piece in _pieces(state)]
-        manifest = json.dumps({"meta": meta, "tensors": forms, "sums": sums, "bytes": len(state)}).encode()
+        manifest = json.dumps({"meta": meta, "tensors": forms, "sums": sums}).encode()
         with self._lock:
             if epoch in self.epochs:
                 self._blobs[state_key(epoch)] = state
@@ -132,7 +132,7 @@ class Offers:
         return blob[chunk * PIECE : (chunk + 1) * PIECE], max(1, -(-len(blob) // PIECE))
 
 
-def outcome_of(blob: bytes) -> tuple[Landed | Lost, bytes]:
+def outcome_of(blob: bytearray) -> tuple[Landed | Lost, bytearray]:
     """What `landed` kept: the outcome, and the bytes of the mean."""
     size = int.from_bytes(blob[:4], "little")
     record = json.loads(blob[4 : 4 + size])
@@ -143,13 +143,19 @@ def outcome_of(blob: bytes) -> tuple[Landed | Lost, bytes]:
     return (Landed if record["landed"] else Lost)(**values), blob[4 + size :]
 
 
-def tensors_of(manifest: Mapping[str, Any], state: bytes | bytearray) -> dict[str, Tensor]:
-    """The tensors of a state, by name."""
+def tensors_of(manifest: Mapping[str, Any], state: bytearray) -> dict[str, Tensor]:
+    """The tensors of a state, by name: views of it, where they can be."""
     found, start = dict[str, Tensor](), 0
     for name, dtype, numel in manifest["tensors"]:
         kind: torch.dtype = getattr(torch, dtype)
         size = numel * kind.itemsize
-        found[name] = torch.frombuffer(bytearray(state[start : start + size]), dtype=kind) if size else torch.empty(0)
+        aligned = start % kind.itemsize == 0
+        held = state if aligned else state[start : start + size]
+        found[name] = (
+            torch.frombuffer(held, dtype=kind, count=numel, offset=start if aligned else 0)
+            if size
+            else torch.empty(0, dtype=kind)
+        )
         start += size
     return found
 

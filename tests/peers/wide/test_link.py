@@ -1,11 +1,13 @@
 """Links over zenoh on this machine's loopback: who hears what, in which order, and who is seen to come and go."""
 
+import os
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from atoll.errors import GroupError
 from atoll.peers.wide import lanes, sessions
 from atoll.peers.wide.credentials import Authority
 from atoll.peers.wide.link import COORDINATOR, Priority, ZenohLink
+from atoll.peers.wide.sockets import FIRST, MOST
 from tests.peers.wide.links import LEASE_S, Ears, child, equip, free_place
 
 
@@ -137,6 +140,36 @@ def test_control_passes_bulk_that_was_sent_before(
         lengths = ears.frames[1][1].split()
         assert len(lengths) == 65
         assert lengths.index(b"6") < 32
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how fast a connection sends")
+def test_a_socket_may_hold_more_once_its_connection_has_shown_to_be_fast(
+    open_link: Callable[..., ZenohLink], place: str
+) -> None:
+    ears, island = Ears(open_link(COORDINATOR)), open_link(0)
+    at_island = Ears(island)
+    at_island.until(lambda: at_island.alive() == {COORDINATOR})
+    assert set(unsent_at_most(place)) == {FIRST}
+    until = time.monotonic() + 10.0
+    while MOST not in unsent_at_most(place) and time.monotonic() < until:
+        before = len(ears.frames)
+        for _ in range(64):
+            island.send(COORDINATOR, [bytes(1 << 20)], Priority.OVERLAPPED)
+        ears.until(lambda before=before: len(ears.frames) == before + 64)
+        ears.frames.clear()
+    assert MOST in unsent_at_most(place), "gigabytes per second, which fill more than that in HELD_S"
+
+
+def unsent_at_most(place: str) -> list[int]:
+    """What this process's connections to a place may hold each."""
+    found: list[int] = []
+    for descriptor in os.listdir("/dev/fd"):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.stat(int(descriptor)).st_mode):
+                with socket.socket(fileno=os.dup(int(descriptor))) as way:
+                    if way.getpeername()[1] == int(place.rpartition(":")[2]):
+                        found.append(way.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT))
+    return found
 
 
 def test_sending_and_closing_wait_for_no_one(open_link: Callable[..., ZenohLink], folder: Path, place: str) -> None:

@@ -32,7 +32,7 @@ from zenoh.handlers import FifoChannel
 from atoll.errors import GroupError, UsageError
 from atoll.peers.wide.lanes import Lane, Part, Way
 from atoll.peers.wide.sessions import OPEN_S, follow, open_session
-from atoll.peers.wide.sockets import cut, tune
+from atoll.peers.wide.sockets import Tuning, cut
 
 COORDINATOR = -2
 """The coordinator's address; an island's is its worker number."""
@@ -116,7 +116,8 @@ class ZenohLink:
         # a token ends when nobody refers to it
         self._tokens: dict[tuple[int, int], zenoh.LivelinessToken] = {}
         self._session = open_session(credentials, listen, connect, lease_s)
-        self._followers = [tune(self._session, lease_s / 2)]
+        self._tuning = Tuning(self._session, lease_s / 2)
+        self._followers = [*self._tuning.threads]
         self._leaving: threading.Thread | None = None
         atexit.register(self._end)
 
@@ -166,6 +167,7 @@ class ZenohLink:
                 return
             self._closed = True
             lanes = list(self._lanes.values())
+        self._tuning.stop()
         for lane in lanes:
             lane.close()
         # zenoh must have let go of the last frame before: in the other order both wait for each other

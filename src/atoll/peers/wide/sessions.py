@@ -91,7 +91,11 @@ def _config(credentials: Path, listen: Sequence[str], connect: Sequence[str], le
     tx = {
         "lease": round(lease_s * 1000),
         # zenoh drops a link on which one frame has waited so long, though it may only be slow: the lease decides that
-        "queue": {"congestion_control": {"block": {"wait_before_close": round(10 * lease_s * 1e6)}}},
+        "queue": {
+            "congestion_control": {"block": {"wait_before_close": round(10 * lease_s * 1e6)}},
+            # in batches of 64 KiB, and zenoh's most: what Python is late with, the socket does not notice
+            "size": {"data_high": 16, "data_low": 16},
+        },
     }
     retry = {"period_init_ms": 200, "period_max_ms": 2000, "period_increase_factor": 2}
     return {

@@ -166,7 +166,7 @@ def until_said(process: subprocess.Popen[str], *sentences: str) -> dict[str, str
         ("coordinator run --port 65535", "--port was 65535, but the next one is used too; give 65534 or less"),
         ("coordinator run --address host:7447", "--address was host:7447, but it is a name or a number alone"),
         ("invite run", "run holds no run; give the directory of an atoll coordinator"),
-        ("status run", "run holds no run; give the directory of an atoll coordinator"),
+        ("status run", "run holds no run and no island; give the directory of an atoll coordinator, or the --out of"),
         ("status", "atoll status takes one RUN, a directory, and needs one"),
         ("status run --jsno", "atoll status has no option --jsno; did you mean --json?"),
         ("leave run", "run holds no island; give the --out of an atoll join"),

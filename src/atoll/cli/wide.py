@@ -4,8 +4,9 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,10 +19,11 @@ from atoll.cli.show import json_line, summary
 from atoll.cli.wide_options import Coordinating, Inviting, Joining, Looking
 from atoll.errors import GroupError, UsageError
 from atoll.peers.wide.connect import connect
-from atoll.peers.wide.enrol import JOINED, Enrolled, enrol
+from atoll.peers.wide.enrol import JOINED, Enrolled, enrol, read_enrolled
 from atoll.peers.wide.home import Home
 from atoll.peers.wide.invitations import PREFIX, Invitation
 from atoll.peers.wide.probe import listenable, moved
+from atoll.peers.wide.status import watching
 from atoll.train.island import Island, IslandGroup, check
 from atoll.train.metrics import size
 from atoll.train.plots import plot_curves
@@ -162,19 +164,33 @@ def leave(folder: Path) -> None:
 
 def status(folder: Path, asked: Looking, stdout: TextIO) -> None:
     """`atoll status RUN`: how the run stands, live on a terminal."""
-    path = folder / "status.json"
-    if not (folder / "run.json").exists():
-        raise UsageError(f"{folder} holds no run; give the directory of an atoll coordinator")
-    if asked.json:
-        print(json.dumps(_read(path)), file=stdout)
-        return
-    if not stdout.isatty():
-        Console(file=stdout, width=120).print(standing(_read(path)))
-        return
-    with Live(console=Console(file=stdout), auto_refresh=False) as live:
-        while True:
-            live.update(standing(_read(path)), refresh=True)
-            time.sleep(1.0)
+    with _looking(folder) as look:
+        if asked.json:
+            print(json.dumps(look()), file=stdout)
+            return
+        if not stdout.isatty():
+            Console(file=stdout, width=120).print(standing(look()))
+            return
+        with Live(console=Console(file=stdout), auto_refresh=False) as live:
+            while True:
+                live.update(standing(look()), refresh=True)
+                time.sleep(1.0)
+
+
+@contextmanager
+def _looking(folder: Path) -> Generator[Callable[[], dict[str, Any]]]:
+    """What returns how a run stands: from the coordinator's directory, or as it tells an island of this machine."""
+    if (folder / "run.json").exists():
+        yield partial(_read, folder / "status.json")
+    elif (folder / CREDENTIALS / JOINED).exists():
+        enrolled, _ = read_enrolled(folder / CREDENTIALS)
+        with watching(enrolled, folder / CREDENTIALS) as look:
+            yield look
+    else:
+        raise UsageError(
+            f"{folder} holds no run and no island; give the directory of an atoll coordinator, or the --out of an "
+            "atoll join"
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:

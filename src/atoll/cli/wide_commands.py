@@ -101,7 +101,10 @@ def status(args: list[str]) -> None:
     """`atoll status RUN`."""
     from atoll.cli.wide_options import Looking
 
-    about = "Who is there, how far, and what the last rounds came to."
+    about = (
+        "Who is there, how far, and what the last rounds came to; RUN is the coordinator's directory, or an island's "
+        "on any machine."
+    )
     folder, values = folder_and("status", "RUN", about, args, asked=Looking)
     from atoll.cli.wide import status
 

@@ -20,8 +20,9 @@ from atoll.wire import Event
 
 @dataclass
 class Sailor:
-    """One island's training, in a thread. `log`: (step, event) of everything; `error`: how it ended, if badly;
-    `entered`: the steps that it came in at; `history`: (entry, step, digest) after each step."""
+    """One island's training, in a thread. `tokens`: of each inner step. `log`: (step, event) of everything; `error`:
+    how it ended, if badly; `entered`: the steps that it came in at; `history`: (entry, step, digest) after each step.
+    """
 
     sea: Sea
     worker: int
@@ -30,6 +31,7 @@ class Sailor:
     steps: int
     pause: Callable[[int], float] = lambda step: 0.0
     patience: float = 10.0
+    tokens: int = 8
     log: list[tuple[int, Event]] = field(default_factory=list[tuple[int, Event]])
     error: BaseException | None = None
     sync: Synchronizer | None = None
@@ -80,7 +82,7 @@ class Sailor:
                 time.sleep(self.pause(step))
                 backward(replica, 0, self.worker, step)
                 move([each for each in replica.parameters() if each.requires_grad], optimizer)
-                self.log += [(step, event) for event in sync.after_step(tokens=8)]
+                self.log += [(step, event) for event in sync.after_step(tokens=self.tokens)]
                 self.digests[step] = sync.state.digest()
                 self.history.append((len(self.entered), step, self.digests[step]))
             except LeftBehind:

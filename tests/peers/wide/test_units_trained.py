@@ -26,6 +26,7 @@ from atoll.train.shards import make_shards
 from atoll.train.tokens import bytes_tokenizer
 from atoll.train.units import UnitShard
 from atoll.wire import Event, Landed
+from tests.peers.wide.chaos import hurried
 from tests.train.reef import Reef, go
 
 Unit = tuple[int, int]
@@ -42,6 +43,7 @@ class Boat:
     known: dict[bytes, Unit]
     steps: Callable[[], None] = lambda: None
     out: Path | None = None
+    patience: float = 5.0
     lives: list[dict[int, list[Unit]]] = field(default_factory=list[dict[int, list[Unit]]])
     landed: list[tuple[int, tuple[int, ...], int]] = field(default_factory=list[tuple[int, tuple[int, ...], int]])
     result: Any = None
@@ -71,7 +73,7 @@ class Boat:
     @contextmanager
     def _way(self, told: str, step: int) -> Generator[WideGroup]:
         self.port = Loopback(self.sea, self.number)
-        self.group = WideGroup(self.port, "run", "1", step, told=told, patience=5.0)
+        self.group = WideGroup(self.port, "run", "1", step, told=told, patience=self.patience)
         try:
             yield self.group
         finally:
@@ -149,9 +151,9 @@ def made(text: Path, method: Method, workers: int, steps: int) -> tuple[Run, dic
 
 
 @contextmanager
-def coast(folder: Path, count: int) -> Generator[tuple[Sea, Server, list[str]]]:
+def coast(folder: Path, count: int, lease: float = 5.0) -> Generator[tuple[Sea, Server, list[str]]]:
     sea, said = Sea(), list[str]()
-    server = serve(sea, folder, count, said.append, lease=5.0)
+    server = serve(sea, folder, count, said.append, lease=lease)
     try:
         yield sea, server, said
     finally:
@@ -235,6 +237,27 @@ def test_without_faults_islands_train_what_they_would_train_in_one_process(text:
     for boat in crew:
         assert boat.result.digest == whole.digest
         assert boat.lives[-1] == {step: [(boat.number, step - 1)] for step in range(1, 41)}
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_slow_island_trains_its_own_units_and_nobody_trains_them_for_it(
+    method: Method, text: Path, tmp_path: Path
+) -> None:
+    """A round of it takes longer than the lease."""
+    run, known = made(text, method, 3, 15)
+    whole = go(run)
+    with hurried(), coast(tmp_path, 3, lease=0.5) as (sea, server, said):
+        paces = [lambda: None, lambda: None, lambda: time.sleep(0.15)]
+        crew = [Boat(sea, run, number, known, pace, patience=0.5) for number, pace in enumerate(paces)]
+        for boat in crew:
+            boat.join()
+        assert server.coordinator.units.book.overlaps() == []
+    assert [line for line in said if "gone" in line] == []
+    for boat in crew:
+        assert boat.result.digest == whole.digest
+        assert boat.lives[-1] == {step: [(boat.number, step - 1)] for step in range(1, 16)}
+    assert set(counted(crew).values()) == {1}
 
 
 @pytest.mark.usefixtures("watched")

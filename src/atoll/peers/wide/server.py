@@ -10,8 +10,9 @@ from atoll.errors import AtollError, GroupError
 from atoll.peers.wide.coordinator import Coordinator
 from atoll.peers.wide.ledger import Ledger
 from atoll.peers.wide.link import Link, Priority
-from atoll.peers.wide.messages import BadMessage, Message, read, write
+from atoll.peers.wide.messages import BadMessage, Fetch, Message, read, write
 from atoll.peers.wide.recovery import Recovery
+from atoll.peers.wide.status import STATUS, answer
 
 TICK_S = 0.5
 
@@ -106,7 +107,9 @@ class Server:
         except BadMessage:
             self.bad += 1
             return
-        if sender >= 0 and self._recovery is None:
+        if isinstance(message, Fetch) and message.key == STATUS:
+            self._send(sender, answer(self.coordinator))
+        elif sender >= 0 and self._recovery is None:
             self.coordinator.heard(sender, message, now)
         elif sender >= 0 and self._recovery and self._recovery.heard(sender, message):
             self._recovery, self.coordinator = None, self._begun()

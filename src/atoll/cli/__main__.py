@@ -1,8 +1,6 @@
 """For `python -m atoll.cli` and `torchrun -m atoll.cli`."""
 
-import sys
-
-from atoll.cli import main
+from atoll.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

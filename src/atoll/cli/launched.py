@@ -1,12 +1,11 @@
 """An island in a process that `atoll launch` started: the command line, which ends when whoever started it is gone."""
 
-import gc
 import os
 import sys
 import threading
 import time
 
-from atoll.cli import main
+from atoll.cli import run
 
 LOOK_EVERY = 0.5
 """Seconds between two looks."""
@@ -21,7 +20,4 @@ def _ends_with(parent: int) -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_ends_with, args=(int(sys.argv[1]),), daemon=True).start()
-    status = main(sys.argv[2:])
-    # else Python looks through all objects again, several times, before it ends: a second of a core with torch
-    gc.freeze()
-    sys.exit(status)
+    run(sys.argv[2:])

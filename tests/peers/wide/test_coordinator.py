@@ -191,7 +191,7 @@ def test_whoever_does_not_reach_the_others_for_a_lease_is_gone_for_them(office: 
 
 
 def test_landings_are_offered_until_every_joiner_says_that_it_has_all() -> None:
-    offers = Offers()
+    offers = Offers(lambda key, asked: None)
     offers.state(3, (1, 2), {}, [])
     offers.state(4, (2,), {}, [])
     offers.entered(1, 5)

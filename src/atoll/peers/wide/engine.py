@@ -7,7 +7,7 @@ hear. Nothing else is shared.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -78,7 +78,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.membership = Membership((self.link.me,), self.link.me)
         self.member = Member(self.link.me, self._send, self.patience)
-        self.offers, self._samples = Offers(), Samples()
+        self.offers, self._samples = Offers(self._follow), Samples()
         self.units = Handed(self._tell, self._do)
         self._fetching = Fetching(self._fetch, self._wait_a_little)
         self._entry: Entry | None = None
@@ -223,6 +223,11 @@ class Engine:
             payload, count = self.offers.piece(fetch.key, fetch.chunk, sender)
         priority = Priority.OVERLAPPED if len(payload) else Priority.CONTROL
         self._send(sender, Bulk(fetch.key, STATE, count, (), fetch.chunk, payload), priority)
+
+    def _follow(self, key: Key, asked: Collection[int]) -> None:
+        """What was asked for is there now."""
+        for sender in asked:
+            self._do(lambda sender=sender: self._give(sender, Fetch(key, 0)))
 
     def _hears(self, sender: int, frame: bytes) -> None:
         self._do(lambda: self._read(sender, frame))

@@ -7,6 +7,7 @@ answered what that one was answered. So anchors, outer state and round counts mo
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,8 +23,9 @@ from atoll.peers.wide.messages import Bulk, Fetch
 from atoll.peers.wide.offers import KEPT, STANDS, manifest_key, outcome_of, state_key, tensors_of
 from atoll.wire import Key, Landed, Lost, Snapshot, Source, Take
 
-WINDOW = 8
-"""Chunks that are asked of one donor at a time, at most."""
+WINDOW_S, WINDOW = 0.5, 32
+"""As many chunks are asked of a donor at a time as have come from it in so many seconds, and two more; at most 32. Of a
+slow one few are left in the end, when the others have given theirs."""
 AGAIN_S = 0.25
 """After so long what was not there yet is asked for again."""
 LATE_S = 15.0
@@ -41,8 +43,24 @@ class _Donor:
 
     asked: set[int] = field(default_factory=set[int])
     heard: float = field(default_factory=time.monotonic)
-    window: int = 1
     rests: float = 0.0
+    _came: deque[float] = field(default_factory=lambda: deque[float](maxlen=WINDOW - 2))
+
+    def answered(self, chunk: int) -> None:
+        self.heard = time.monotonic()
+        self._came.append(self.heard)
+        self.asked.discard(chunk)
+
+    @property
+    def gives(self) -> int:
+        """Chunks that have come from it lately."""
+        since = time.monotonic() - WINDOW_S
+        return sum(came > since for came in self._came)
+
+    @property
+    def room(self) -> int:
+        """Chunks that it may be asked for now."""
+        return max(2 + self.gives - len(self.asked), 0) if self.rests <= time.monotonic() else 0
 
 
 class Fetching:
@@ -86,8 +104,7 @@ class Fetching:
                 del chunks[sender, chunk]
                 way = ways.get(sender)
                 if way:
-                    way.heard, way.window = time.monotonic(), min(WINDOW, way.window + 1)
-                    way.asked.discard(chunk)
+                    way.answered(chunk)
                 if not count:
                     if not patient and not here:
                         return None
@@ -106,18 +123,20 @@ class Fetching:
                 ways = ways if silences < 2 else {}
                 for way in ways.values():
                     way.asked.clear()
-                    way.window = 1
         del self._donors[key], self._arrived[key]
         return bytearray().join(here[chunk] for chunk in sorted(here))
 
     def _ask(self, key: Key, ways: dict[int, _Donor], here: dict[int, bytes], total: int | None) -> None:
-        """Fill the windows."""
+        """Fill the windows; in the end ask who has been giving, and has nothing to do, for what the others owe."""
         taken = {chunk for way in ways.values() for chunk in way.asked}
         # one after another: a donor may say that there are any number of them
         open_ = (chunk for chunk in range(total or 1) if chunk not in here and chunk not in taken)
-        now = time.monotonic()
         for donor, way in ways.items():
-            for chunk in islice(open_, max(way.window - len(way.asked), 0) if way.rests <= now else 0):
+            for chunk in islice(open_, way.room):
+                way.asked.add(chunk)
+                self._send(donor, Fetch(key, chunk))
+        for donor, way in ways.items():
+            for chunk in islice(sorted(taken - here.keys()), 0 if way.asked or not way.gives else way.room):
                 way.asked.add(chunk)
                 self._send(donor, Fetch(key, chunk))
 

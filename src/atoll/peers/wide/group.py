@@ -21,7 +21,6 @@ from atoll.peers.wide.entering import Entry
 from atoll.peers.wide.member import Member
 from atoll.peers.wide.messages import (
     Done,
-    Fetch,
     Hello,
     Leave,
 )
@@ -186,8 +185,7 @@ class WideGroup(Engine):
         self._begun.discard(key)
         if self.offers.goers:
             mean = post.source.tree.flat.clone() if isinstance(post.source, Snapshot) else None
-            for asked in self.offers.landed(key, answer, kept[0] if kept else mean):
-                self._do(lambda asked=asked: self._give(asked, Fetch(key, 0)))
+            self.offers.landed(key, answer, kept[0] if kept else mean)
         return answer
 
     def tell(self, *, loss: float, speed: float) -> None:

@@ -10,7 +10,7 @@ is asked for again.
 
 import json
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
@@ -52,10 +52,14 @@ def sample_key(number: int) -> Key:
 
 class Offers:
     """What one island offers: the states of the last epochs in which somebody joined, and what has landed since the
-    first of them. Attributes: epochs: whose states there are, ascending; goers: who may still go along, and since which
-    epoch."""
+    first of them.
 
-    def __init__(self) -> None:
+    Args: follow: called, from any thread, with what is there now and those who have asked for it in vain.
+    Attributes: epochs: whose states there are, ascending; goers: who may still go along, and since which epoch.
+    """
+
+    def __init__(self, follow: Callable[[Key, Collection[int]], None]) -> None:
+        self._follow = follow
         self.epochs: list[int] = []
         self.goers: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -109,17 +113,22 @@ class Offers:
         sums = [sha256(piece).hexdigest() for piece in _pieces(state)]
         manifest = json.dumps({"meta": meta, "tensors": forms, "sums": sums}).encode()
         with self._lock:
-            if epoch in self.epochs:
-                self._blobs[state_key(epoch)] = state
-                self._blobs[manifest_key(epoch)] = memoryview(manifest)
+            if epoch not in self.epochs:
+                return
+            self._blobs[state_key(epoch)] = state
+        self._have(manifest_key(epoch), memoryview(manifest))
 
-    def landed(self, key: Key, outcome: Landed | Lost, mean: Tensor | None) -> set[int]:
-        """Keep what has landed; `mean` belongs to the offer from now on. Returns: who has asked for it in vain."""
+    def landed(self, key: Key, outcome: Landed | Lost, mean: Tensor | None) -> None:
+        """Keep what has landed; `mean` belongs to the offer from now on."""
         head = json.dumps({"landed": isinstance(outcome, Landed), "outcome": _plain(outcome)}).encode()
         values = b"" if mean is None else bytes(view(mean.view(torch.uint8)))
+        self._have(key, memoryview(len(head).to_bytes(4, "little") + head + values))
+
+    def _have(self, key: Key, blob: memoryview) -> None:
         with self._lock:
-            self._blobs[key] = memoryview(len(head).to_bytes(4, "little") + head + values)
-            return self._asked.pop(key, set())
+            self._blobs[key] = blob
+            asked = self._asked.pop(key, set[int]())
+        self._follow(key, asked)
 
     def piece(self, key: Key, chunk: int, sender: int) -> tuple[memoryview, int]:
         """One chunk for `sender`, and how many there are: none, if this is not offered yet."""

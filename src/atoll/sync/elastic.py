@@ -129,6 +129,11 @@ def _go_along(state: SyncState, group: ElasticGroup) -> None:
         state.work = Work(state.due, tokens * state.due // max(1, steps), share)
         state.membership = group.meet(state.step)
         drive(boundary(state), group)
+    # what others did before is in none of this worker's messages
+    for track in state.tracks:
+        track.launched = state.work
+    for entry in state.queue:
+        entry.since = state.work
     for fragment in state.fragments:
         if fragment.anchor:
             fragment.live.adopt(fragment.anchor)

@@ -11,7 +11,7 @@ from atoll.parts.codecs import float4
 from atoll.parts.fragments import by_name
 from atoll.parts.landings import After
 from atoll.parts.merges import blend
-from atoll.parts.mixers import all_mean
+from atoll.parts.mixers import all_mean, by_tokens, weighted
 from atoll.parts.outers import nesterov, sgd
 from atoll.parts.schedules import every, staggered
 from atoll.peers.wide.server import Server
@@ -103,6 +103,25 @@ def test_an_island_that_comes_later_holds_the_same_from_its_first_boundary_on(tm
         assert crew[2].digests[step] == crew[0].digests[step] == crew[1].digests[step]
     last = [event for _, event in crew[0].log if isinstance(event, Landed)][-1]
     assert last.peers == (0, 1, 2)
+
+
+def test_a_joiners_first_message_of_a_fragment_weighs_what_it_trained_itself(tmp_path: Path) -> None:
+    rule = Rule(staggered(12, 2), sgd(0.8), mixer=weighted(by_tokens(), all_mean()), landing=After(1), merge=blend(0.5))
+    strategy = Strategy((rule,), by_name("first*", "*"))
+    with coast(tmp_path, 2) as (sea, _, _):
+        crew = [Sailor(sea, worker, Mlp(), strategy, 200, lambda step: 0.004) for worker in range(2)]
+        until(lambda: len(crew[0].log) > 6)
+        crew.append(Sailor(sea, 2, Mlp(), strategy, 200, lambda step: 0.004))
+        for sailor in crew:
+            sailor.join()
+    left = {event.key: step for step, event in crew[2].log if isinstance(event, Launched)}
+    landings = [event for _, event in crew[2].log if isinstance(event, Landed) and event.key in left]
+    first = {event.key.fragment: event for event in reversed(landings)}
+    assert len(first) == 2
+    assert min(event.weights[2] for event in first.values()) < 8 * 12, "it came in between two boundaries"
+    for event in landings:
+        since = crew[2].entered[0] if event == first[event.key.fragment] else left[event.key] - 12
+        assert event.weights == (8 * 12, 8 * 12, 8 * (left[event.key] - since))
 
 
 def test_an_island_whose_bits_have_changed_takes_over_those_of_the_others(tmp_path: Path) -> None:

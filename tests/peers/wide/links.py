@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,44 @@ class Ears:
         with self._changed:
             note()
             self._changed.notify_all()
+
+
+class Between:
+    """A stranger between two members: passes their bytes on, until it ends one direction and swallows the other.
+
+    Args: place: of the member behind it. place, of the stranger, is where others connect to that one.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._server, self._behind = socket.create_server(("127.0.0.1", 0)), place
+        self.place = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._ways: list[socket.socket] = []
+        self._swallows = threading.Event()
+        threading.Thread(target=self._meet, daemon=True).start()
+
+    def end(self) -> None:
+        """As if the member behind had ended, while what is sent to it still leaves."""
+        self._server.close()
+        self._swallows.set()
+        for way in self._ways:
+            way.shutdown(socket.SHUT_WR)
+
+    def _meet(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                host, _, port = self._behind.rpartition(":")
+                far = socket.create_connection((host, int(port)))
+                self._ways.append(near)
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
+
+    def _pass(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while heard := one.recv(1 << 16):
+                time.sleep(0.002)
+                if not self._swallows.is_set():
+                    other.sendall(heard)
 
 
 def equip(authority: Authority, folder: Path) -> Path:

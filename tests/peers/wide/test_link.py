@@ -17,7 +17,7 @@ from atoll.peers.wide import lanes, sessions
 from atoll.peers.wide.credentials import Authority
 from atoll.peers.wide.link import COORDINATOR, Priority, ZenohLink
 from atoll.peers.wide.sockets import FIRST, MOST
-from tests.peers.wide.links import LEASE_S, Ears, child, equip, free_place
+from tests.peers.wide.links import LEASE_S, Between, Ears, child, equip, free_place
 
 
 def test_frames_arrive_whole_in_order_and_with_their_sender(open_link: Callable[..., ZenohLink]) -> None:
@@ -140,6 +140,26 @@ def test_control_passes_bulk_that_was_sent_before(
         lengths = ears.frames[1][1].split()
         assert len(lengths) == 65
         assert lengths.index(b"6") < 32
+
+
+def test_the_end_of_a_member_for_whom_frames_wait_holds_up_no_other(folder: Path, place: str) -> None:
+    """An end that is heard before sending fails, as when a machine goes down with its processes."""
+    between, listens = Between(place), free_place()
+    with (
+        closing(ZenohLink("r1", COORDINATOR, folder / str(COORDINATOR), listen=[place], lease_s=60.0)) as ends,
+        closing(ZenohLink("r1", 1, folder / "1", listen=[listens], lease_s=60.0)) as other,
+        closing(ZenohLink("r1", 0, folder / "0", connect=[between.place, listens], lease_s=60.0)) as link,
+    ):
+        at_end, at_other, ears = Ears(ends), Ears(other), Ears(link)
+        ears.until(lambda: ears.alive() == {COORDINATOR, 1})
+        for _ in range(256):
+            link.send(COORDINATOR, [bytes(1 << 20)], Priority.OVERLAPPED)
+        at_end.until(lambda: at_end.frames)
+        between.end()
+        for number in range(10):
+            time.sleep(0.1)
+            link.send(1, [b"%d" % number], Priority.CONTROL)
+        at_other.until(lambda: len(at_other.frames) == 10, 2.0)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how fast a connection sends")

@@ -54,10 +54,8 @@ class Lane:
             self._changed.notify()
 
     def aim(self, way: Way | None) -> None:
-        """The way has changed; what was queued for another process is dropped."""
+        """The way to the same process has changed, or it has appeared."""
         with self._changed:
-            if self._way and (way is None or way.since != self._way.since):
-                self._frames.clear()
             self._way = way
             self._changed.notify()
 

@@ -113,6 +113,7 @@ class ZenohLink:
         self._closed = False
         self._ways: dict[int, set[Way]] = {}
         self._lanes: dict[tuple[int, Priority], Lane] = {}
+        self._past = list[threading.Thread]()
         # a token ends when nobody refers to it
         self._tokens: dict[tuple[int, int], zenoh.LivelinessToken] = {}
         self._session = open_session(credentials, listen, connect, lease_s)
@@ -167,13 +168,14 @@ class ZenohLink:
                 return
             self._closed = True
             lanes = list(self._lanes.values())
+            threads = [*self._past, *(lane.thread for lane in lanes)]
         self._tuning.stop()
         for lane in lanes:
             lane.close()
         # zenoh must have let go of the last frame before: in the other order both wait for each other
-        if not _ended([lane.thread for lane in lanes], 0.2):
+        if not _ended(threads, 0.2):
             cut(self._session.info.links())
-            _ended([lane.thread for lane in lanes], 0.3)
+            _ended(threads, 0.3)
         self._leaving = threading.Thread(target=self._leave, name="atoll-leaves", daemon=True)
         self._leaving.start()
         _ended([self._leaving, *self._followers], 0.4)
@@ -246,10 +248,16 @@ class ZenohLink:
             ways = self._ways.setdefault(who, set())
             (ways.add if appeared else ways.discard)(way)
             now = self._best(who)
-            for (to, _), lane in self._lanes.items():
-                if to == who:
+            same = bool(before and now and before.since == now.since)
+            for key, lane in [(key, lane) for key, lane in self._lanes.items() if key[0] == who]:
+                if before and not same:
+                    # zenoh may keep the thread for as long as a frame may wait: the next process gets another lane
+                    lane.close()
+                    del self._lanes[key]
+                    self._past = [thread for thread in (*self._past, lane.thread) if thread.is_alive()]
+                else:
                     lane.aim(now)
-        if before and now and before.since == now.since:
+        if same:
             return []
         return [alive for alive, one in ((False, before), (True, now)) if one]
 

@@ -5,6 +5,7 @@ one. So the files are checked before it starts, and an address that does not ans
 """
 
 import json
+import os
 import socket
 import ssl
 import threading
@@ -22,6 +23,11 @@ CONNECT_S = 10.0
 """How long to wait for the first of the addresses to answer."""
 OPEN_S = 4.0
 """How long one attempt may take: some ten round trips of a long link that is busy. A session ends no sooner than it."""
+
+# While a link ends on which a frame waits, zenoh blocks a thread of each of these kinds for as long as it lets a frame
+# wait. By default there are one and two, for all links of the process: nothing would pass to anyone any more.
+THREADS = 32
+os.environ.setdefault("ZENOH_RUNTIME", f"(rx: (worker_threads: {THREADS}), tx: (worker_threads: {THREADS}))")
 
 Event = TypeVar("Event", covariant=True)
 

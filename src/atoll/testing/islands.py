@@ -10,8 +10,9 @@ from itertools import count
 from pathlib import Path
 
 from atoll.peers.wide.group import WideGroup
+from atoll.peers.wide.lanes import Part, Wanted, always
 from atoll.peers.wide.ledger import Ledger
-from atoll.peers.wide.link import Heard, Part, Priority, Seen
+from atoll.peers.wide.link import Heard, Priority, Seen
 from atoll.peers.wide.messages import COORDINATOR
 from atoll.peers.wide.server import Server
 
@@ -158,7 +159,7 @@ class Loopback:
         self.heard: Heard = lambda sender, frame: None
         self.seen: Seen = lambda address, alive: None
 
-    def send(self, to: int, parts: Sequence[Part], priority: Priority) -> None:
+    def send(self, to: int, parts: Sequence[Part], priority: Priority, wanted: Wanted = always) -> None:
         """At once."""
         frame = b"".join(parts)
         self.sent += len(frame)

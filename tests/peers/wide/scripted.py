@@ -15,7 +15,7 @@ from atoll.peers.wide.coordinator import Coordinator
 from atoll.peers.wide.ledger import Ledger
 from atoll.peers.wide.link import Priority
 from atoll.peers.wide.member import Member
-from atoll.peers.wide.messages import COORDINATOR, Beat, Hello, Message, read, write
+from atoll.peers.wide.messages import COORDINATOR, MEAN, Beat, Bulk, Hello, Message, read, write
 from atoll.trees import Layout, Spec, Tree
 from atoll.wire import Codec, Edges, Fold, Keep, Key, Landed, Lost, Post, Reduce, Snapshot
 
@@ -40,12 +40,14 @@ class World:
 
     Args: seed: of the order in which messages arrive. folder: for the ledger. loses: the part of messages between
     members that is lost.
-    Attributes: mutes: kinds of messages that never arrive. delivered: how many have.
+    Attributes: mutes: kinds of messages that never arrive. delivered: how many have; dropped: means that nobody wanted
+    any more when their turn came.
     """
 
     def __init__(self, workers: int, seed: int, folder: Path, *, loses: float = 0.0) -> None:
         self.rng, self.now, self.folder = random.Random(seed), 0.0, folder
         self.delivered, self.loses, self.mutes = 0, loses, set[type[Message]]()
+        self.dropped = 0
         self.said: list[str] = []
         self._to_post: dict[int, Post] = {}
         self.sources: dict[int, Snapshot] = {}
@@ -150,6 +152,11 @@ class World:
     def _carry(self, way: tuple[int, int, Priority]) -> bool:
         sender, hearer, _ = way
         message = read(self._queues[way].popleft())
+        if isinstance(message, Bulk) and message.phase == MEAN and self.rng.random() < 0.5:
+            member = self.members.get(sender)
+            if member and not member.wants(message):
+                self.dropped += 1  # the other half was on the wire before it was known
+                return True
         self.delivered += 1
         if hearer == COORDINATOR:
             self.coordinator.heard(sender, message, self.now)

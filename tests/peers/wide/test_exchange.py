@@ -62,16 +62,18 @@ def test_without_faults_all_contributions_are_in_the_mean(fold: Fold, tmp_path: 
 @folds
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_death_at_any_moment_loses_no_round(fold: Fold, drops: bool, tmp_path: Path) -> None:
-    seen = set[tuple[int, ...]]()
+    seen, dropped = set[tuple[int, ...]](), 0
     for steps in range(0, 130, 2):
         world = begun(tmp_path / str(steps), steps, fold, steps=steps)
         world.kill(steps % 4, drops=drops)
         world.settle()
+        dropped += world.dropped
         gone = steps % 4
         peers = check(world)
         assert {0, 1, 2, 3} - {gone} <= set(peers)
         seen.add(peers)
     assert len(seen) > 1
+    assert dropped or isinstance(fold, Keep), "means of before the death were on their way"
 
 
 @folds

@@ -192,6 +192,25 @@ def unsent_at_most(place: str) -> list[int]:
     return found
 
 
+def test_a_frame_that_is_wanted_no_more_is_not_sent(
+    open_link: Callable[..., ZenohLink], folder: Path, place: str
+) -> None:
+    link = open_link(COORDINATOR)
+    ears, wanted = Ears(link), threading.Event()
+    wanted.set()
+    with child(folder, 0, place) as island:
+        ears.until(lambda: ears.alive() == {0})
+        island.send_signal(signal.SIGSTOP)
+        for _ in range(64):
+            link.send(0, [bytes(1 << 20)], Priority.OVERLAPPED, wanted.is_set)
+        link.send(0, [b"all?"], Priority.OVERLAPPED)
+        time.sleep(0.2)
+        wanted.clear()
+        island.send_signal(signal.SIGCONT)
+        ears.until(lambda: ears.frames)
+        assert 0 < len(ears.frames[0][1].split()) < 48, "some had left before"
+
+
 def test_sending_and_closing_wait_for_no_one(open_link: Callable[..., ZenohLink], folder: Path, place: str) -> None:
     link = open_link(COORDINATOR)
     ears = Ears(link)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -17,10 +18,12 @@ import torch
 from atoll.errors import AtollError, GroupError, LeftBehind
 from atoll.peers.wide.entering import Entry, Fetching
 from atoll.peers.wide.handed import Handed
+from atoll.peers.wide.lanes import always
 from atoll.peers.wide.link import Link, Priority
 from atoll.peers.wide.member import Member
 from atoll.peers.wide.messages import (
     COORDINATOR,
+    MEAN,
     STATE,
     BadMessage,
     Beat,
@@ -204,7 +207,10 @@ class Engine:
         # the same message goes to many: it is written once
         if message is not self._written[0]:
             self._written = (message, write(message))
-        self.link.send(to, self._written[1], priority)
+        wanted = always
+        if isinstance(message, Bulk) and message.phase == MEAN:
+            wanted = partial(self.member.wants, message)
+        self.link.send(to, self._written[1], priority, wanted)
 
     def _tell(self, message: Message | None) -> None:
         if message is not None:

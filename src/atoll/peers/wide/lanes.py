@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Part = bytes | memoryview
+Wanted = Callable[[], bool]
+"""Whether a frame is still of use when its turn has come; asked in a thread of the link's."""
 
 HOLD_S = 5.0
 """How long a frame waits for a member that is not there before it is dropped; whoever needs it asks again."""
@@ -16,6 +18,11 @@ LARGE = 4096
 """When a lane has nothing more after a frame of so many bytes, it sends empty ones, after so many seconds each. What
 TLS has taken while the socket was full stays in its buffer until something more is written, for zenoh does not flush:
 the end of a transfer would wait for the next."""
+
+
+def always() -> bool:
+    """Of a frame that is of use whenever it comes."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Lane:
     def __init__(self, name: str, hand_over: Callable[[Way, int, Sequence[Part]], None], way: Way | None) -> None:
         self._hand_over, self._way = hand_over, way
         self._origin = 0
-        self._frames: deque[tuple[float, int, Sequence[Part]]] = deque()
+        self._frames: deque[tuple[float, int, Sequence[Part], Wanted]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -47,10 +54,10 @@ class Lane:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def put(self, origin: int, parts: Sequence[Part]) -> None:
-        """Queue a frame."""
+    def put(self, origin: int, parts: Sequence[Part], wanted: Wanted = always) -> None:
+        """Queue a frame, which is dropped if it is wanted no more when its turn comes."""
         with self._changed:
-            self._frames.append((time.monotonic() + HOLD_S, origin, parts))
+            self._frames.append((time.monotonic() + HOLD_S, origin, parts, wanted))
             self._changed.notify()
 
     def aim(self, way: Way | None) -> None:
@@ -82,9 +89,10 @@ class Lane:
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
-                if self._frames and self._way:
-                    _, self._origin, parts = self._frames.popleft()
-                    return self._way, self._origin, parts
+                while self._frames and self._way:
+                    _, self._origin, parts, wanted = self._frames.popleft()
+                    if wanted():
+                        return self._way, self._origin, parts
                 if until is not None and now >= until and self._way:
                     return self._way, self._origin, NUDGE
                 while self._frames and self._frames[0][0] <= now:

@@ -30,7 +30,7 @@ import zenoh
 from zenoh.handlers import FifoChannel
 
 from atoll.errors import GroupError, UsageError
-from atoll.peers.wide.lanes import Lane, Part, Way
+from atoll.peers.wide.lanes import Lane, Part, Wanted, Way, always
 from atoll.peers.wide.sessions import OPEN_S, follow, open_session
 from atoll.peers.wide.sockets import Tuning, cut
 
@@ -63,8 +63,9 @@ class Link(Protocol):
     me: int
     sent: int
 
-    def send(self, to: int, parts: Sequence[Part], priority: Priority) -> None:
-        """Queue one frame, the parts one after another, by reference. Never waits, whoever `to` is."""
+    def send(self, to: int, parts: Sequence[Part], priority: Priority, wanted: Wanted = always) -> None:
+        """Queue one frame, the parts one after another, by reference. Never waits, whoever `to` is. The frame is
+        dropped if it is wanted no more when its turn comes."""
         ...
 
     def start(self, heard: Heard, seen: Seen) -> None:
@@ -154,12 +155,12 @@ class ZenohLink:
         self._followers.append(follow(tokens.declare_subscriber(f"{self._root}/{theirs}/*/*", history=True), sees))
         self._tokens[self.me, self._since] = tokens.declare_token(f"{self._root}/alive/{self.me}/{self._since}")
 
-    def send(self, to: int, parts: Sequence[Part], priority: Priority) -> None:
+    def send(self, to: int, parts: Sequence[Part], priority: Priority, wanted: Wanted = always) -> None:
         """Queue one frame for `to`. Raises: GroupError if the link is closed."""
         lane = self._lane(to, priority)
         if lane is None:
             raise GroupError(f"member {self.me} was to send to {to}, but its link is closed; open another")
-        lane.put(self.me, parts)
+        lane.put(self.me, parts, wanted)
 
     def close(self) -> None:
         """Drop what is queued, and be gone for the others."""

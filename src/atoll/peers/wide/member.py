@@ -113,6 +113,11 @@ class Member:
             self._of_exchange(sender, message, now)
         self._look(each)
 
+    def wants(self, mean: Bulk) -> bool:
+        """Whether a mean that waits to be sent is one still; asked from any thread."""
+        each = self._open.get(mean.key)
+        return each is not None and each.exchange.version == mean.version
+
     def work(self) -> bool:
         """Do a little of what is to be done; whether there was anything. What blocks training comes first."""
         waiting = sorted(self._open.values(), key=lambda each: each.exchange.overlapped)

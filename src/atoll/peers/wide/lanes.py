@@ -17,7 +17,8 @@ NUDGES_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 LARGE = 4096
 """When a lane has nothing more after a frame of so many bytes, it sends empty ones, after so many seconds each. What
 TLS has taken while the socket was full stays in its buffer until something more is written, for zenoh does not flush:
-the end of a transfer would wait for the next."""
+the end of a transfer would wait for the next. As long as the system holds unsent bytes the socket may be full still, so
+they begin anew."""
 
 
 def always() -> bool:
@@ -39,11 +40,18 @@ class Way:
 class Lane:
     """A queue that is emptied while there is a way.
 
-    Args: name: of the thread. hand_over: takes (way, origin, parts), and may wait as long as it likes.
+    Args: name: of the thread. hand_over: takes (way, origin, parts), and may wait as long as it likes. unsent: whether
+    the system holds bytes that it has not sent.
     """
 
-    def __init__(self, name: str, hand_over: Callable[[Way, int, Sequence[Part]], None], way: Way | None) -> None:
-        self._hand_over, self._way = hand_over, way
+    def __init__(
+        self,
+        name: str,
+        hand_over: Callable[[Way, int, Sequence[Part]], None],
+        way: Way | None,
+        unsent: Callable[[], bool],
+    ) -> None:
+        self._hand_over, self._way, self._unsent = hand_over, way, unsent
         self._origin = 0
         self._frames: deque[tuple[float, int, Sequence[Part], Wanted]] = deque()
         self._changed = threading.Condition()
@@ -76,11 +84,11 @@ class Lane:
     def _loop(self) -> None:
         nudges = list[float]()
         while taken := self._next(nudges[0] if nudges else None):
-            self._hand_over(*taken)
             if taken[2] is NUDGE:
-                nudges = nudges[1:]
+                nudges = [*NUDGES_S] if self._unsent() else nudges[1:]
             elif sum(map(len, taken[2])) >= LARGE:
                 nudges = [*NUDGES_S]
+            self._hand_over(*taken)
             del taken  # its memory, while waiting for the next
 
     def _next(self, nudge: float | None) -> tuple[Way, int, Sequence[Part]] | None:

@@ -202,9 +202,8 @@ class ZenohLink:
             if self._closed:
                 return None
             if (to, priority) not in self._lanes:
-                self._lanes[to, priority] = Lane(
-                    f"atoll-to-{to}-{priority.name.lower()}", partial(self._put, to, priority), self._best(to)
-                )
+                name, put = f"atoll-to-{to}-{priority.name.lower()}", partial(self._put, to, priority)
+                self._lanes[to, priority] = Lane(name, put, self._best(to), self._tuning.unsent)
             return self._lanes[to, priority]
 
     def _put(self, to: int, priority: Priority, way: Way, origin: int, parts: Sequence[Part]) -> None:

@@ -17,8 +17,8 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Collection, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 import zenoh
@@ -39,6 +39,10 @@ TOLD = struct.Struct("=120x Q 16x I 12x Q")
 """Where Linux's tcp_info has tcpi_bytes_acked, tcpi_notsent_bytes and tcpi_delivery_rate."""
 
 
+Ends = tuple[int, int]
+"""Ports of a connection, this side's first."""
+
+
 class Tuning:
     """Two threads that tune each socket that the session has or will have, as far as the system can.
 
@@ -48,6 +52,7 @@ class Tuning:
     def __init__(self, session: zenoh.Session, silence_s: float) -> None:
         self._session, self._over = session, threading.Event()
         self._timeout_ms = round(1000 * max(silence_s - PROBES_S, 0.1))
+        self._known: dict[int, Ends] = {}
         again = threading.Thread(target=self._follow_speed, name="atoll-tunes", daemon=True)
         again.start()
         self.threads = [follow(session.info.declare_link_events_listener(history=True), self._changed), again]
@@ -56,18 +61,32 @@ class Tuning:
         """Before the session is closed."""
         self._over.set()
 
+    def unsent(self) -> bool:
+        """Whether the system holds anything for anyone that it has not sent yet; False if it does not say."""
+        for descriptor, ends in list(self._known.items()):
+            with _socket(descriptor, [ends]) as way:
+                told = _told(way) if way else None
+                if told and told.unsent:
+                    return True
+        return False
+
     def _changed(self, event: zenoh.LinkEvent) -> None:
-        for way in _sockets([event.link] if event.kind == zenoh.SampleKind.PUT else []):
+        if event.kind == zenoh.SampleKind.DELETE:
+            gone = _ends(event.link)
+            self._known = {descriptor: ends for descriptor, ends in self._known.items() if ends != gone}
+            return
+        for descriptor, way in _sockets([event.link]):
+            self._known = {**self._known, descriptor: _ends(event.link)}
             _set(way, "TCP_NOTSENT_LOWAT", FIRST)
             _set(way, "TCP_USER_TIMEOUT", self._timeout_ms)
 
     def _follow_speed(self) -> None:
-        fastest: dict[tuple[object, object], int] = {}
-        with suppress(zenoh.ZError):
-            while hasattr(socket, "TCP_INFO") and not self._over.wait(AGAIN_S):
-                for way in _sockets(self._session.info.links()):
-                    told, ends = _told(way), (way.getsockname(), way.getpeername())
-                    if told and told.unsent:
+        fastest: dict[Ends, int] = {}
+        while hasattr(socket, "TCP_INFO") and not self._over.wait(AGAIN_S):
+            for descriptor, ends in list(self._known.items()):
+                with _socket(descriptor, [ends]) as way:
+                    told = _told(way) if way else None
+                    if way and told and told.unsent:
                         fastest[ends] = max(told.speed, fastest.get(ends, 0))
                         if told.acked >= KNOWN:
                             _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
@@ -94,20 +113,36 @@ def _set(way: socket.socket, name: str, value: int) -> None:
 
 def cut(links: list[zenoh.Link]) -> None:
     """Break the connections of these links."""
-    for way in _sockets(links):
+    for _, way in _sockets(links):
         way.shutdown(socket.SHUT_RDWR)
 
 
-def _sockets(links: list[zenoh.Link]) -> Generator[socket.socket]:
-    """This process's sockets between the ports of the links."""
-    ends = [(_port(link.src), _port(link.dst)) for link in links]
-    for descriptor in os.listdir("/dev/fd"):
-        with suppress(OSError):  # closed meanwhile, or a socket that is not connected
-            if stat.S_ISSOCK(os.stat(int(descriptor)).st_mode):
-                with socket.socket(fileno=os.dup(int(descriptor))) as way:
-                    here, there = way.getsockname(), way.getpeername()
-                    if isinstance(here, tuple) and (here[1], there[1]) in ends:
-                        yield way
+def _sockets(links: list[zenoh.Link]) -> Generator[tuple[int, socket.socket]]:
+    """This process's sockets between the ports of the links, with their descriptors."""
+    ends = [_ends(link) for link in links]
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError), _socket(descriptor, ends) as way:  # one that was closed meanwhile
+            if way:
+                yield descriptor, way
+
+
+@contextmanager
+def _socket(descriptor: int, ends: Collection[Ends]) -> Generator[socket.socket | None]:
+    """The socket that has the descriptor, if it is connected between one of these pairs of ports: the number may have
+    become another file's."""
+    with ExitStack() as stack:
+        way = None
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.stat(descriptor).st_mode):
+                found = stack.enter_context(socket.socket(fileno=os.dup(descriptor)))
+                here, there = found.getsockname(), found.getpeername()
+                if isinstance(here, tuple) and (here[1], there[1]) in ends:
+                    way = found
+        yield way
+
+
+def _ends(link: zenoh.Link) -> Ends:
+    return _port(link.src), _port(link.dst)
 
 
 def _port(endpoint: str) -> int:

@@ -16,7 +16,7 @@ from atoll.errors import GroupError
 from atoll.peers.wide import lanes, sessions
 from atoll.peers.wide.credentials import Authority
 from atoll.peers.wide.link import COORDINATOR, Priority, ZenohLink
-from atoll.peers.wide.sockets import FIRST, MOST
+from atoll.peers.wide.sockets import FIRST, MOST, SO_MAX_PACING_RATE
 from tests.peers.wide.links import LEASE_S, Between, Ears, child, equip, free_place
 
 
@@ -179,15 +179,39 @@ def test_a_socket_may_hold_more_once_its_connection_has_shown_to_be_fast(
     assert MOST in unsent_at_most(place), "gigabytes per second, which fill more than that in HELD_S"
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how fast a connection sends")
+def test_connections_that_begin_together_share_what_all_have_been_seen_to_send(
+    open_link: Callable[..., ZenohLink], folder: Path, place: str
+) -> None:
+    link = open_link(COORDINATOR)
+    ears = Ears(link)
+    with child(folder, 0, place) as one, child(folder, 1, place) as other:
+        ears.until(lambda: ears.alive() == {0, 1})
+        assert set(at_most(place, socket.SOL_SOCKET, SO_MAX_PACING_RATE)) == {-1}, "as fast as they like"
+        link._tuning._fastest = 8e6
+        for island, to in ((one, 0), (other, 1)):
+            island.send_signal(signal.SIGSTOP)
+            for _ in range(32):
+                link.send(to, [bytes(1 << 20)], Priority.OVERLAPPED)
+        assert set(at_most(place, socket.SOL_SOCKET, SO_MAX_PACING_RATE)) == {5_000_000}, "1.25 times a half"
+        for island in (one, other):
+            island.send_signal(signal.SIGCONT)
+
+
 def unsent_at_most(place: str) -> list[int]:
     """What this process's connections to a place may hold each."""
+    return at_most(place, socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+
+
+def at_most(place: str, level: int, option: int) -> list[int]:
+    """An option of this process's connections to or at a place."""
     found: list[int] = []
     for descriptor in os.listdir("/dev/fd"):
         with suppress(OSError):
             if stat.S_ISSOCK(os.stat(int(descriptor)).st_mode):
                 with socket.socket(fileno=os.dup(int(descriptor))) as way:
-                    if way.getpeername()[1] == int(place.rpartition(":")[2]):
-                        found.append(way.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT))
+                    if int(place.rpartition(":")[2]) in (way.getsockname()[1], way.getpeername()[1]):
+                        found.append(way.getsockopt(level, option))
     return found
 
 

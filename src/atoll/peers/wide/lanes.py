@@ -1,5 +1,6 @@
 """Frames of one priority on their way to one member, and the thread that hands them over."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -14,11 +15,17 @@ HOLD_S = 5.0
 """How long a frame waits for a member that is not there before it is dropped; whoever needs it asks again."""
 NUDGE: Sequence[Part] = (b"",)
 NUDGES_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+LATELY_S = 0.3
 LARGE = 4096
 """When a lane has nothing more after a frame of so many bytes, it sends empty ones, after so many seconds each. What
 TLS has taken while the socket was full stays in its buffer until something more is written, for zenoh does not flush:
 the end of a transfer would wait for the next. As long as the system holds unsent bytes the socket may be full still, so
 they begin anew."""
+
+
+def is_large(parts: Sequence[Part]) -> bool:
+    """Whether a frame of these parts is more than a few words."""
+    return sum(map(len, parts)) >= LARGE
 
 
 def always() -> bool:
@@ -52,7 +59,7 @@ class Lane:
         unsent: Callable[[], bool],
     ) -> None:
         self._hand_over, self._way, self._unsent = hand_over, way, unsent
-        self._origin = 0
+        self._origin, self._lately = 0, 0.0
         self._frames: deque[tuple[float, int, Sequence[Part], Wanted]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -62,8 +69,15 @@ class Lane:
     def __len__(self) -> int:
         return len(self._frames)
 
+    @property
+    def busy(self) -> bool:
+        """Whether it has had large frames to send lately."""
+        return time.monotonic() - self._lately < LATELY_S
+
     def put(self, origin: int, parts: Sequence[Part], wanted: Wanted = always) -> None:
         """Queue a frame, which is dropped if it is wanted no more when its turn comes."""
+        if is_large(parts):
+            self._lately = max(self._lately, time.monotonic())
         with self._changed:
             self._frames.append((time.monotonic() + HOLD_S, origin, parts, wanted))
             self._changed.notify()
@@ -86,9 +100,12 @@ class Lane:
         while taken := self._next(nudges[0] if nudges else None):
             if taken[2] is NUDGE:
                 nudges = [*NUDGES_S] if self._unsent() else nudges[1:]
-            elif sum(map(len, taken[2])) >= LARGE:
+            elif is_large(taken[2]):
                 nudges = [*NUDGES_S]
+                self._lately = math.inf  # until zenoh has taken it
             self._hand_over(*taken)
+            if self._lately == math.inf:
+                self._lately = time.monotonic()
             del taken  # its memory, while waiting for the next
 
     def _next(self, nudge: float | None) -> tuple[Way, int, Sequence[Part]] | None:

@@ -30,7 +30,7 @@ import zenoh
 from zenoh.handlers import FifoChannel
 
 from atoll.errors import GroupError, UsageError
-from atoll.peers.wide.lanes import Lane, Part, Wanted, Way, always
+from atoll.peers.wide.lanes import Lane, Part, Wanted, Way, always, is_large
 from atoll.peers.wide.sessions import OPEN_S, follow, open_session
 from atoll.peers.wide.sockets import Tuning, cut
 
@@ -118,7 +118,7 @@ class ZenohLink:
         # a token ends when nobody refers to it
         self._tokens: dict[tuple[int, int], zenoh.LivelinessToken] = {}
         self._session = open_session(credentials, listen, connect, lease_s)
-        self._tuning = Tuning(self._session, lease_s / 2)
+        self._tuning = Tuning(self._session, lease_s / 2, self._hearers)
         self._followers = [*self._tuning.threads]
         self._leaving: threading.Thread | None = None
         atexit.register(self._end)
@@ -160,7 +160,10 @@ class ZenohLink:
         lane = self._lane(to, priority)
         if lane is None:
             raise GroupError(f"member {self.me} was to send to {to}, but its link is closed; open another")
+        began = not lane.busy and is_large(parts)
         lane.put(self.me, parts, wanted)
+        if began:
+            self._tuning.share()
 
     def close(self) -> None:
         """Drop what is queued, and be gone for the others."""
@@ -205,6 +208,10 @@ class ZenohLink:
                 name, put = f"atoll-to-{to}-{priority.name.lower()}", partial(self._put, to, priority)
                 self._lanes[to, priority] = Lane(name, put, self._best(to), self._tuning.unsent)
             return self._lanes[to, priority]
+
+    def _hearers(self) -> int:
+        """To how many members large frames are on their way."""
+        return len({to for (to, _), lane in list(self._lanes.items()) if lane.busy})
 
     def _put(self, to: int, priority: Priority, way: Way, origin: int, parts: Sequence[Part]) -> None:
         """Give a frame to zenoh; waits while the link is full."""

@@ -7,6 +7,10 @@ what has not been sent. It must not be too little either: whenever a socket runs
 what it measures for the application's speed and stays in its first phase, in which it sends three times too fast and
 loses what the link does not take. So each socket may hold what it sends in `HELD_S`.
 
+Connections that begin together do not know of each other: each goes on as fast as it last was, perhaps alone, and
+together they are as many times too fast for this member's link, which loses what it does not take. So each may send
+little more than its share of what all together have been seen to send.
+
 While a frame waits for a member that does not read, zenoh can neither give that member up when its lease is over nor
 close the session: all stands still until the frame is given up. It goes on once the connection is broken, so a
 connection that takes in nothing breaks before the lease is over (TCP_USER_TIMEOUT).
@@ -17,7 +21,8 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Collection, Generator
+import time
+from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
@@ -27,16 +32,20 @@ from atoll.peers.wide.sessions import follow
 
 HELD_S = 0.1
 """For so long a frame may wait for those that the kernel has and has not sent."""
-AGAIN_S = 1.0
+AGAIN_S = 0.25
 """Seconds between two looks at how fast sockets send."""
+MORE = 1.25
+"""Times its share that a connection may send: so all of them find out when the link has become faster."""
 FIRST, LEAST, MOST = 1 << 20, 128 << 10, 4 << 20
 """Bytes that a socket may hold before its speed is known, and at least and at most after that."""
 KNOWN = 4 << 20
 """Bytes that a connection has sent when its speed is taken to be known: TCP begins slowly."""
 PROBES_S = 0.4
 """What Linux takes beyond TCP_USER_TIMEOUT, because it begins to count at its first probe."""
-TOLD = struct.Struct("=120x Q 16x I 12x Q")
-"""Where Linux's tcp_info has tcpi_bytes_acked, tcpi_notsent_bytes and tcpi_delivery_rate."""
+SO_MAX_PACING_RATE = 47
+"""Linux's, which Python does not name."""
+TOLD = struct.Struct("=16x I 100x Q 16x I 12x Q 24x I")
+"""Where its tcp_info has tcpi_snd_mss, tcpi_bytes_acked, tcpi_notsent_bytes, tcpi_delivery_rate and tcpi_delivered."""
 
 
 Ends = tuple[int, int]
@@ -46,13 +55,15 @@ Ends = tuple[int, int]
 class Tuning:
     """Two threads that tune each socket that the session has or will have, as far as the system can.
 
-    Args: silence_s: how long the other side may take in nothing; 0.5 is the least.
+    Args: silence_s: how long the other side may take in nothing; 0.5 is the least. hearers: to how many members more
+    than a few bytes are on their way.
     """
 
-    def __init__(self, session: zenoh.Session, silence_s: float) -> None:
-        self._session, self._over = session, threading.Event()
+    def __init__(self, session: zenoh.Session, silence_s: float, hearers: Callable[[], int]) -> None:
+        self._hearers, self._over = hearers, threading.Event()
         self._timeout_ms = round(1000 * max(silence_s - PROBES_S, 0.1))
         self._known: dict[int, Ends] = {}
+        self._fastest = 0.0
         again = threading.Thread(target=self._follow_speed, name="atoll-tunes", daemon=True)
         again.start()
         self.threads = [follow(session.info.declare_link_events_listener(history=True), self._changed), again]
@@ -63,12 +74,14 @@ class Tuning:
 
     def unsent(self) -> bool:
         """Whether the system holds anything for anyone that it has not sent yet; False if it does not say."""
-        for descriptor, ends in list(self._known.items()):
-            with _socket(descriptor, [ends]) as way:
-                told = _told(way) if way else None
-                if told and told.unsent:
-                    return True
-        return False
+        return any(told.unsent for _, _, told in self._look())
+
+    def share(self) -> None:
+        """Let each connection send its part of what all have been seen to send: when sending to a member begins."""
+        if self._fastest:
+            most = struct.pack("Q", round(MORE * self._fastest / max(self._hearers(), 1)))
+            for _, way, _ in self._look():
+                way.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, most)
 
     def _changed(self, event: zenoh.LinkEvent) -> None:
         if event.kind == zenoh.SampleKind.DELETE:
@@ -80,28 +93,52 @@ class Tuning:
             _set(way, "TCP_NOTSENT_LOWAT", FIRST)
             _set(way, "TCP_USER_TIMEOUT", self._timeout_ms)
 
+    def _look(self) -> Generator[tuple[Ends, socket.socket, "_Told"]]:
+        """What the system tells of each connection."""
+        for descriptor, ends in list(self._known.items()):
+            with _socket(descriptor, [ends]) as way:
+                if way and (told := _told(way)):
+                    yield ends, way, told
+
     def _follow_speed(self) -> None:
         fastest: dict[Ends, int] = {}
-        while hasattr(socket, "TCP_INFO") and not self._over.wait(AGAIN_S):
-            for descriptor, ends in list(self._known.items()):
-                with _socket(descriptor, [ends]) as way:
-                    told = _told(way) if way else None
-                    if way and told and told.unsent:
-                        fastest[ends] = max(told.speed, fastest.get(ends, 0))
-                        if told.acked >= KNOWN:
-                            _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
+        sent: dict[Ends, int] = {}
+        looked = time.monotonic()
+        while not self._over.wait(AGAIN_S):
+            before, sent = sent, dict[Ends, int]()
+            for ends, way, told in self._look():
+                if way.getsockname()[0] != way.getpeername()[0]:  # within a machine no link is shared
+                    sent[ends] = told.delivered * told.piece
+                if told.unsent:
+                    fastest[ends] = max(told.speed, fastest.get(ends, 0))
+                    if told.acked >= KNOWN:
+                        _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
+            now = time.monotonic()
+            total = sum(sent[ends] - before[ends] for ends in sent.keys() & before.keys())
+            if sum(sent.values()) >= KNOWN:
+                self._fastest = max(self._fastest, total / (now - looked))
+            looked = now
+            self.share()
 
 
 class _Told(NamedTuple):
-    """Of Linux's tcp_info. Args: acked, unsent: bytes. speed: bytes per second that have arrived lately."""
+    """Of Linux's tcp_info.
 
+    Args: piece: bytes of a packet. acked, unsent: bytes. speed: bytes per second that have arrived lately. delivered:
+    packets that have arrived, in whatever order.
+    """
+
+    piece: int
     acked: int
     unsent: int
     speed: int
+    delivered: int
 
 
 def _told(way: socket.socket) -> _Told | None:
-    """What the kernel says of a connection, if it is new enough to."""
+    """What the kernel says of a connection, if it is one that does."""
+    if not hasattr(socket, "TCP_INFO"):
+        return None
     info = way.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TOLD.size)
     return _Told(*TOLD.unpack(info)) if len(info) == TOLD.size else None
 

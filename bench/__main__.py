@@ -3,18 +3,36 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import after_step, boundary, codecs, memory, planned, scale, simulated, throughput, wide
+from bench import (
+    after_step,
+    apart,
+    beside,
+    boundary,
+    codecs,
+    lives,
+    memory,
+    planned,
+    scale,
+    simulated,
+    throughput,
+    used,
+    wide,
+)
 from bench.measure import Figure
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "after_step": after_step.figures,
+    "apart": apart.figures,
+    "beside": beside.figures,
     "boundary": boundary.figures,
     "codecs": codecs.figures,
+    "lives": lives.figures,
     "memory": memory.figures,
     "planned": planned.figures,
     "scale": scale.figures,
     "simulated": simulated.figures,
     "throughput": throughput.figures,
+    "used": used.figures,
     "wide": wide.figures,
 }
 

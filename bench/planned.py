@@ -3,16 +3,17 @@
 Four processes over gloo, each on an emulated wide-area link of its own (`bench.link`), against the simulator in the
 same setting. Inner steps are timed waits, so that the machine's cores have nothing to do but the exchange.
 
-The simulator knows neither what TCP makes of a link nor what a boundary costs that moves no bytes. Two numbers are
+The simulator knows neither what TCP makes of a link nor what an exchange costs that moves no bytes. Two numbers are
 taken from one bandwidth and payload, and hold for all others:
 
-    fixed       seconds of a boundary whose model has one element, less what the simulator says of it: round trips that
-                it does not count, and the library's own work. Planned as a part of the inner steps
+    fixed       seconds of an exchange whose model has hardly an element, less what the simulator says of it: round
+                trips that it does not count, and the library's own work. Planned as so much more latency, so what is
+                overlapped hides them as well
     efficiency  of the link: planned over measured seconds in which a round's bytes move. Planned as so much less
                 bandwidth
 
 A round's utilisation is the time waited in inner steps over the time from one boundary's end to the next one's, both
-in the mean over workers. The difference in the seconds of the boundary is the harder measure: inner steps, which nobody
+in the mean over workers. The difference in the seconds at boundaries is the harder measure: inner steps, which nobody
 plans wrongly, do not soften it.
 
 Two numbers are enough while a chunk takes far longer on the link than a message does to cross it (here 80 to 310 ms
@@ -25,7 +26,7 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -40,10 +41,14 @@ from atoll.sim.plan import Setting, utilisation
 from atoll.sim.run import spec
 from atoll.sync.synchronizer import Synchronizer
 from atoll.testing.processes import gloo, launch
+from atoll.train.run import Method
+from atoll.trees import Spec
 from bench import link
 from bench.measure import Figure
 
 WORKERS = 4
+TENSORS = ("0", "1", "head")
+"""Of the model, all alike: two blocks and what is outside of them."""
 GOAL = 0.05
 SILENT = timedelta(seconds=60)
 """How long workers outlive a bench that was killed."""
@@ -54,29 +59,42 @@ UTILISATION = "of the time in inner steps"
 class Case:
     """A setting, and how long it is run.
 
-    Args: bandwidth: bits per second. latency: seconds, one way. elements: of the model, fp32. step_s: seconds of an
-    inner step. period: inner steps of a round. rounds: measured, after one that warms up.
+    Args: method: with a period. bandwidth: bits per second. latency: seconds, one way. elements: of each tensor, fp32.
+    step_s: seconds of an inner step. rounds: measured, after `warm` that are not.
     """
 
+    method: Method
     bandwidth: float
     latency: float
     elements: int
     step_s: float
-    period: int
     rounds: int
+    warm: int = 1
+
+    @property
+    def period(self) -> int:
+        """Inner steps of a round."""
+        assert self.method.period is not None
+        return self.method.period
 
     @property
     def trained(self) -> float:
         """Seconds of a round in inner steps."""
         return self.period * self.step_s
 
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Of the model."""
+        return tuple(spec(self.elements, name) for name in TENSORS)
+
     def __str__(self) -> str:
-        return f"{self.bandwidth / 1e6:.3g} Mbit/s, {4 * self.elements / 1e6:.1f} MB"
+        megabytes = 4 * len(TENSORS) * self.elements / 1e6
+        return f"{self.method.name}, {self.bandwidth / 1e6:.3g} Mbit/s, {megabytes:.1f} MB"
 
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds waited in inner steps, and at the boundary: means over workers."""
+    """Seconds waited in inner steps, and at boundaries: means over workers."""
 
     waited: float
     boundary: float
@@ -88,16 +106,17 @@ class Round:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a plan does not know. Args: fixed: seconds of each boundary. efficiency: of links."""
+    """What a plan does not know. Args: fixed: seconds of each exchange. efficiency: of links."""
 
     fixed: float = 0.0
     efficiency: float = 1.0
 
     def boundary(self, case: Case) -> float:
-        """Planned seconds."""
-        step_s, bandwidth = case.step_s + self.fixed / case.period, self.efficiency * case.bandwidth
-        setting = Setting((spec(case.elements),), WORKERS, step_s, bandwidth, case.latency)
-        return case.period * utilisation(diloco(case.period).strategy, case.period, setting)[1] - case.trained
+        """Planned seconds at the boundaries of a round."""
+        # an exchange has two latencies in the plan
+        latency, bandwidth = case.latency + self.fixed / 2, self.efficiency * case.bandwidth
+        setting = Setting(case.specs, WORKERS, case.step_s, bandwidth, latency)
+        return case.period * utilisation(case.method.strategy, case.period, setting)[1] - case.trained
 
     def utilisation(self, case: Case) -> float:
         """Planned."""
@@ -111,65 +130,85 @@ def calibrated(base: Case, seconds: float, bare: Case, bare_seconds: float) -> C
     return replace(fixed, efficiency=(fixed.boundary(base) - without) / (seconds - without))
 
 
+Work = Callable[[int, str, str, Case], list[tuple[float, float]]]
+"""One worker, by its number, the network's door, and a folder that all share: seconds waited, and at boundaries, of
+each round that is measured."""
+
+
 def figures(
-    bandwidth: float = 40e6, elements: int = 1 << 20, step_s: float = 0.3, rounds: int = 3, turns: int = 2
+    bandwidth: float = 40e6, elements: int = 350_000, step_s: float = 0.3, rounds: int = 3, turns: int = 2
 ) -> Iterator[Figure]:
     """Planned and measured at half and twice the bandwidth, and at half the payload: two minutes and a half."""
     if why := link.missing():
         print(f"planned    skipped: {why}")
         return
-    base = Case(bandwidth, latency=0.01, elements=elements, step_s=step_s, period=5, rounds=rounds)
-    bare = replace(base, elements=1, step_s=step_s / 10)
+    base = Case(diloco(5), bandwidth, latency=0.01, elements=elements, step_s=step_s, rounds=rounds)
     others = [
         replace(base, bandwidth=bandwidth / 2),
         replace(base, bandwidth=bandwidth * 2),
         replace(base, elements=elements // 2),
     ]
+    yield from compared(base, others, work, turns)
+
+
+def compared(base: Case, others: Sequence[Case], work: Work, turns: int) -> Iterator[Figure]:
+    """The calibration at one case, and what is planned by it and measured at others, which are run in turns."""
+    bare = replace(base, elements=1, step_s=base.step_s / 10)
     found: defaultdict[Case, list[Round]] = defaultdict(list)
     for _ in range(turns):
         for case in (bare, base, *others):
-            found[case] += measured(case)
+            found[case] += measured(case, work)
     boundary = {case: median(each.boundary for each in rounds) for case, rounds in found.items()}
     used = {case: [each.utilisation for each in rounds] for case, rounds in found.items()}
     known = calibrated(base, boundary[base], bare, boundary[bare])
     yield Figure(f"{base}: uncalibrated", [Calibration().utilisation(base)], UTILISATION)
     yield Figure(f"{base}: measured", used[base], UTILISATION)
-    yield Figure(f"{base}: fixed", [known.fixed], "s of each boundary")
+    yield Figure(f"{base}: fixed", [known.fixed], "s of each exchange")
     yield Figure(f"{base}: efficiency", [known.efficiency], "of the bandwidth")
     for case in others:
         planned = known.utilisation(case)
+        yield Figure(f"{case}: uncalibrated", [Calibration().utilisation(case)], UTILISATION)
         yield Figure(f"{case}: planned", [planned], UTILISATION)
         yield Figure(f"{case}: measured", used[case], UTILISATION)
         yield Figure(f"{case}: apart", [abs(planned / median(used[case]) - 1)], "of measured", most=GOAL)
         yield Figure(f"{case}: boundary", [abs(known.boundary(case) / boundary[case] - 1)], "of measured seconds apart")
 
 
-def measured(case: Case) -> list[Round]:
+def measured(case: Case, work: Work) -> list[Round]:
     """The rounds of a run over the emulated network."""
     access = link.Access(case.bandwidth, case.latency)
     with tempfile.TemporaryDirectory() as folder, link.network(WORKERS, access) as door:
-        each = launch(work, WORKERS, door, f"{folder}/meeting", case, timeout=120.0)
+        each = launch(work, WORKERS, door, folder, case, timeout=120.0)
     return [Round(*map(mean, zip(*alike, strict=True))) for alike in zip(*each, strict=True)]
 
 
-def work(worker: int, door: str, meeting: str, case: Case) -> list[tuple[float, float]]:
-    """One worker; seconds waited, and at the boundary, of each round but the first."""
+def work(worker: int, door: str, folder: str, case: Case) -> list[tuple[float, float]]:
+    """One worker over gloo."""
     link.join(door, worker)
     os.environ["GLOO_SOCKET_IFNAME"] = link.DEVICE
-    model = nn.Module()
-    model.register_parameter("weight", nn.Parameter(torch.zeros(case.elements)))
-    found: list[tuple[float, float]] = []
-    with gloo(worker, WORKERS, Path(meeting), timeout=SILENT.total_seconds()):
+    with gloo(worker, WORKERS, Path(folder) / "meeting", timeout=SILENT.total_seconds()):
         group = TorchGroup(timeout=SILENT)
-        with Synchronizer(model, diloco(case.period).strategy, group) as sync:
-            for _ in range(case.rounds + 1):
-                waited = boundary = 0.0
-                for _ in range(case.period):
-                    began = time.perf_counter()
-                    time.sleep(case.step_s)
-                    stepped = time.perf_counter()
-                    sync.after_step(tokens=1)
-                    waited, boundary = waited + stepped - began, boundary + time.perf_counter() - stepped
-                found.append((waited, boundary))
+        with Synchronizer(model(case), case.method.strategy, group) as sync:
+            found = trained(case, sync)
         group.close()
-    return found[1:]
+    return found
+
+
+def model(case: Case) -> nn.Module:
+    """Parameters, and nothing that they are for."""
+    return nn.ParameterDict({spec.name: torch.zeros(spec.shape) for spec in case.specs})
+
+
+def trained(case: Case, sync: Synchronizer) -> list[tuple[float, float]]:
+    """Seconds waited in inner steps, and at boundaries, of each round but the warm ones."""
+    found: list[tuple[float, float]] = []
+    for _ in range(case.warm + case.rounds):
+        waited = boundary = 0.0
+        for _ in range(case.period):
+            began = time.perf_counter()
+            time.sleep(case.step_s)
+            stepped = time.perf_counter()
+            sync.after_step(tokens=1)
+            waited, boundary = waited + stepped - began, boundary + time.perf_counter() - stepped
+        found.append((waited, boundary))
+    return found[case.warm :]

@@ -4,12 +4,28 @@ import math
 import socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from atoll.recipes.methods import METHODS
 from atoll.testing.processes import launch
-from bench import after_step, boundary, codecs, link, memory, planned, scale, simulated, throughput, wide
+from bench import (
+    after_step,
+    apart,
+    beside,
+    boundary,
+    codecs,
+    link,
+    lives,
+    memory,
+    planned,
+    scale,
+    simulated,
+    throughput,
+    used,
+    wide,
+)
 from bench.engines import ENGINES, Engine, Told
 from bench.measure import Figure, in_turns, ratios
 
@@ -37,17 +53,32 @@ def test_a_line_has_median_quartiles_goal_and_verdict() -> None:
     ("figures", "goals"),
     [
         (lambda: after_step.figures(calls=10, turns=2, layers=2), len(METHODS) - 1),
+        pytest.param(lambda: apart.figures(20_000, link.Access(20e6, 0.005), rounds=1), 0, marks=emulated),
+        pytest.param(lambda: beside.figures(20_000, link.Access(20e6, 0.005), rounds=1), 1, marks=emulated),
         (lambda: boundary.figures(width=32, layers=2, vocab=64, turns=2, threads=(1,)), 1),
         (lambda: codecs.figures(numel=10_000, turns=1, names=["quantise(8, linear())", "topk(64)"]), 4),
         (lambda: memory.figures(["streaming"], width=32, layers=2, vocab=64, turns=1), 2),
         pytest.param(
-            lambda: planned.figures(bandwidth=20e6, elements=1 << 16, step_s=0.01, rounds=1, turns=1), 3, marks=emulated
+            lambda: planned.figures(bandwidth=20e6, elements=20_000, step_s=0.01, rounds=1, turns=1), 3, marks=emulated
         ),
         (lambda: scale.figures(share=0.008, rounds=2), 2 * len(scale.CASES)),
         (lambda: simulated.figures(steps=20, turns=1), 1),
         (lambda: throughput.figures(steps=2, turns=1, threads=(1,)), 1),
+        pytest.param(lambda: used.figures(20e6, 20_000, 0.002, rounds=1, methods=used.METHODS[:1]), 2, marks=emulated),
     ],
-    ids=["after_step", "boundary", "codecs", "memory", "planned", "scale", "simulated", "throughput"],
+    ids=[
+        "after_step",
+        "apart",
+        "beside",
+        "boundary",
+        "codecs",
+        "memory",
+        "planned",
+        "scale",
+        "simulated",
+        "throughput",
+        "used",
+    ],
 )
 def test_a_bench_gives_a_finite_figure_for_every_goal(figures, goals: int) -> None:
     found = list(figures())
@@ -118,3 +149,24 @@ def test_an_exchange_that_one_peer_got_wrong_is_not_timed() -> None:
     run = wide.Ran([[right, right], [right, right], [right, wrong], [right, right]], control="", late=0.0)
     assert run.warm == [2.0]
     assert run.right(2) is False
+
+
+def test_a_round_is_the_shortest_that_is_planned_to_be_used_so_well() -> None:
+    case = lives.Case(link.Access(8e6, 0.1), planned=0.9, step_s=0.5)
+    # of four islands each sends three quarters of 844,928 values twice, which takes two latencies
+    boundary = 2 * (0.75 * 4 * 844_928 * 8 / 8e6 + 0.1)
+    assert case.period == math.ceil(9 * boundary / case.step_s)
+    assert case.run(seed=0).steps == case.rounds * case.period
+
+
+def test_utilisation_counts_what_steps_should_take_and_a_joiner_from_its_hello() -> None:
+    whole = lives.Life([lives.Told(0, 0.0, 9.0), lives.Told(20, 10.0, 1.0, slow=3)], lives.Ended(2.5, "same"))
+    dead = lives.Life([lives.Told(0, 0.0, 9.0), lives.Told(10, 5.0, 1.0)])
+    joiner = lives.Life([lives.Told(10, 0.0, 2.0), lives.Told(20, 5.0, 1.0)], lives.Ended(2.5, "same"))
+    run = lives.Ran(lives.Case(step_s=0.4), [whole, dead, joiner], late=0.0)
+    assert [life.joined for life in run.lives] == [False, False, True]
+    assert run.utilisation == pytest.approx(0.4 * (20 + 10 + 10) / (10 + 5 + 2 + 5))
+    assert run.slow == 3 / 40
+    assert run.loss == 2.5
+    with pytest.raises(AssertionError, match="2 digests"):
+        _ = lives.Ran(run.case, [whole, replace(joiner, ended=lives.Ended(2.5, "another"))], late=0.0).loss

@@ -1,0 +1,75 @@
+"""Is the utilisation of DiLoCo, Streaming DiLoCo and Factored Gossip between islands what `atoll plan` says?
+
+As `bench.planned`, but over the wide group: zenoh under mutual TLS, with a coordinator beside the first of four
+islands. What a plan does not know is measured for each method at one bandwidth and payload, and holds at half of
+either.
+
+Whatever overlaps inner steps counts as used, so each method is run where it has to wait all the same: Streaming's
+fragments land one inner step after they left, before they can have come; Factored Gossip waits for its pairs.
+
+The plan takes links to be as fast at once as they are in the long run. TCP finds out: a pair that did not meet in the
+round before begins at the speed that its connection had as one of three, and a message that is shorter than the search
+takes longer than its bytes. Hence rounds of Factored Gossip differ, by whether partners have changed.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from atoll.peers.wide.connect import LEASE_S, connect
+from atoll.peers.wide.enrol import enrol
+from atoll.peers.wide.home import Home
+from atoll.recipes.methods import diloco, factored_gossip, streaming
+from atoll.sync.synchronizer import Synchronizer
+from atoll.train.run import Method
+from bench import link
+from bench.engines import TIMEOUT_S, address
+from bench.engines.atoll import LISTEN
+from bench.engines.peer import tuned
+from bench.measure import Figure
+from bench.planned import WORKERS, Case, compared, model, trained
+
+PERIOD, LATENCY = 20, 0.02
+METHODS = (diloco(PERIOD), streaming(PERIOD), factored_gossip(PERIOD))
+
+
+def figures(
+    bandwidth: float = 100e6,
+    elements: int = 1_400_000,
+    step_s: float = 0.1,
+    rounds: int = 4,
+    turns: int = 1,
+    methods: Sequence[Method] = METHODS,
+) -> Iterator[Figure]:
+    """Planned and measured of each method, at half the bandwidth and at half the payload: six minutes."""
+    if why := link.missing():
+        print(f"used       skipped: {why}")
+        return
+    for method in methods:
+        base = Case(method, bandwidth, LATENCY, elements, step_s, rounds, warm=3)
+        others = [replace(base, bandwidth=bandwidth / 2), replace(base, elements=elements // 2)]
+        yield from compared(base, others, work, turns)
+
+
+def work(island: int, door: str, folder: str, case: Case) -> list[tuple[float, float]]:
+    """One island."""
+    link.join(door, island)
+    tuned()
+    invited, credentials = Path(folder) / "invited", Path(folder) / f"island-{island}"
+    with ExitStack() as stack:
+        if island == 0:
+            home = Home.open(Path(folder) / "home", address=address(0))
+            stack.enter_context(home.serve(WORKERS, LEASE_S, lambda said: None))
+            lines = "\n".join(invitation.text() for invitation in home.invite(WORKERS, TIMEOUT_S))
+            (Path(folder) / "new").write_text(lines)
+            (Path(folder) / "new").rename(invited)
+        while not invited.exists():
+            time.sleep(0.05)
+        enrolled = enrol(invited.read_text().splitlines()[island], credentials, worker=island)
+        group = stack.enter_context(connect(enrolled, credentials, [f"{address(island)}:{LISTEN}"]))
+        with Synchronizer(model(case), case.method.strategy, group) as sync:
+            found = trained(case, sync)
+        group.finish()
+    return found

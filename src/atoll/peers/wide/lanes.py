@@ -1,6 +1,5 @@
 """Frames of one priority on their way to one member, and the thread that hands them over."""
 
-import math
 import threading
 import time
 from collections import deque
@@ -59,7 +58,7 @@ class Lane:
         unsent: Callable[[], bool],
     ) -> None:
         self._hand_over, self._way, self._unsent = hand_over, way, unsent
-        self._origin, self._lately = 0, 0.0
+        self._origin, self._lately, self._large = 0, 0.0, False
         self._frames: deque[tuple[float, int, Sequence[Part], Wanted]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -72,12 +71,12 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether it has had large frames to send lately."""
-        return time.monotonic() - self._lately < LATELY_S
+        return self._large or time.monotonic() - self._lately < LATELY_S
 
     def put(self, origin: int, parts: Sequence[Part], wanted: Wanted = always) -> None:
         """Queue a frame, which is dropped if it is wanted no more when its turn comes."""
         if is_large(parts):
-            self._lately = max(self._lately, time.monotonic())
+            self._lately = time.monotonic()
         with self._changed:
             self._frames.append((time.monotonic() + HOLD_S, origin, parts, wanted))
             self._changed.notify()
@@ -101,11 +100,10 @@ class Lane:
             if taken[2] is NUDGE:
                 nudges = [*NUDGES_S] if self._unsent() else nudges[1:]
             elif is_large(taken[2]):
-                nudges = [*NUDGES_S]
-                self._lately = math.inf  # until zenoh has taken it
+                nudges, self._large = [*NUDGES_S], True
             self._hand_over(*taken)
-            if self._lately == math.inf:
-                self._lately = time.monotonic()
+            if self._large:
+                self._large, self._lately = False, time.monotonic()
             del taken  # its memory, while waiting for the next
 
     def _next(self, nudge: float | None) -> tuple[Way, int, Sequence[Part]] | None:

@@ -10,6 +10,7 @@ from atoll.peers.wide.member import Member
 from atoll.peers.wide.messages import (
     COORDINATOR,
     Beat,
+    Done,
     Epoch,
     Gone,
     Hello,
@@ -17,6 +18,7 @@ from atoll.peers.wide.messages import (
     Promise,
     Propose,
     Ready,
+    Refused,
     Report,
     Settle,
     Welcome,
@@ -93,6 +95,35 @@ def test_a_link_that_closes_is_believed_at_once_while_others_are_heard(office: O
     office.desk.seen(1, False, 112.5)
     assert office.desk.present() == [0, 2]
     assert office.to(0, Gone) == [Gone((1,))]
+
+
+def test_who_is_ready_only_when_the_others_have_come_to_the_end_keeps_nobody(office: Office) -> None:
+    office.desk.seen(1, False, 112.5)
+    office.desk.heard(1, Hello("run", "same", "1", 0, "another life"), 113.0)
+    office.promise(0, 2)
+    office.desk.heard(1, Ready(5), 113.0)
+    office.promise(1)
+    office.promise(0, 2, step=20)
+    assert office.to(1, Epoch)[-1] == Epoch(2, 21, (0, 1, 2), (), ())
+    office.desk.heard(0, Done(20), 114.0)
+    assert not office.to(0, Done), "another one has not come to it"
+    office.desk.heard(2, Done(20), 114.0)
+    assert office.to(0, Done) == office.to(2, Done) == [Done(0)]
+    assert office.to(1, Refused)
+
+
+def test_who_takes_part_before_the_end_is_waited_for(office: Office) -> None:
+    office.desk.seen(1, False, 112.5)
+    office.desk.heard(1, Hello("run", "same", "1", 0, "another life"), 113.0)
+    office.promise(0, 2)
+    office.desk.heard(1, Ready(5), 113.0)
+    office.promise(1)
+    office.promise(0, 2, step=19)
+    for worker in (0, 2):
+        office.desk.heard(worker, Done(20), 114.0)
+    assert not office.to(0, Done)
+    office.desk.heard(1, Done(20), 115.0)
+    assert office.to(0, Done) == [Done(0)]
 
 
 def test_whoever_comes_again_is_told_of_no_epoch_from_before_it_was_gone(office: Office) -> None:

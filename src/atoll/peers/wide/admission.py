@@ -1,6 +1,9 @@
 """Who cannot take part in a run, in the words in which both sides are told."""
 
-from atoll.peers.wide.messages import Hello
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+
+from atoll.peers.wide.messages import Epoch, Hello
 
 
 def unfit(sender: int, hello: Hello, run: str, version: str, fingerprint: str | None) -> str | None:
@@ -27,6 +30,20 @@ def too_late(step: int) -> str:
         f"the run has come to its end, at step {step}; what it came to is in the directories of the islands that were "
         "there"
     )
+
+
+def latecomers(epochs: Sequence[Epoch], done: Mapping[int, int | None]) -> set[int]:
+    """Who would take part only in what begins after the others have come to the end, and has nothing to wait for.
+
+    Args: epochs: agreed on, one after another. done: the step at which each worker has come to the end, if it has.
+    """
+    ended = [step for step in done.values() if step is not None]
+    late = set[int]()
+    for worker, step in done.items():
+        its = takewhile(lambda epoch, worker=worker: worker in epoch.workers, reversed(epochs))
+        if step is None and ended and min((epoch.step for epoch in its), default=0) > max(ended):
+            late.add(worker)
+    return late
 
 
 def _difference(mine: str, theirs: str) -> tuple[str, str]:

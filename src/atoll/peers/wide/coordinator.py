@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.peers.wide.account import Account
-from atoll.peers.wide.admission import too_late, unfit
+from atoll.peers.wide.admission import latecomers, too_late, unfit
 from atoll.peers.wide.ledger import Ledger
 from atoll.peers.wide.messages import (
     Beat,
@@ -43,14 +43,15 @@ LATE = 16
 
 @dataclass
 class Island:
-    """What is known of one: when it was heard last, how it said hello since it was last gone, and what it said then."""
+    """What is known of one: when it was heard last, how it said hello since it was last gone, and what it said then:
+    `done` is the step at which it came to the end."""
 
     heard: float
     hello: Hello | None = None
     beat: Beat | None = None
     ready: bool = False
     leaving: bool = False
-    done: bool = False
+    done: int | None = None
 
 
 @dataclass
@@ -136,7 +137,7 @@ class Coordinator:
             case Account():
                 self.units.account(sender, message, self.present(), self._there())
             case Done():
-                island.done = True
+                island.done = message.step
                 self._over(message.step)
             case Ready():
                 if not island.ready:
@@ -354,7 +355,10 @@ class Coordinator:
     def _over(self, step: int | None = None) -> None:
         """Once all who are left have come to the end (`step`, if one says so), nobody is needed any more."""
         left = [worker for worker in self.present() if not (worker in self.known and self.known[worker].leaving)]
-        if left and all(worker in self.known and self.known[worker].done for worker in left):
+        done = {worker: self.known[worker].done if worker in self.known else None for worker in left}
+        late = latecomers(self._epochs, done)
+        left = [worker for worker in left if worker not in late]
+        if left and all(done[worker] is not None for worker in left):
             if not self._ended:
                 self.say(f"workers {left} have come to the end of the run")
             self._ended = True
@@ -362,7 +366,7 @@ class Coordinator:
                 self.ledger.note("ended", step)
             for worker in left:
                 self.send(worker, Done(0))
-            for worker in {*self._joining()} - {*left}:
+            for worker in {*self._joining(), *late} - {*left}:
                 self.send(worker, Refused(too_late(self.ledger.fact("ended"))))
 
     def _beat(self, sender: int, beat: Beat) -> None:

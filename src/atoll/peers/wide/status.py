@@ -36,7 +36,7 @@ def status(coordinator: Coordinator) -> dict[str, Any]:
         beat = island.beat if island else None
         away = island is None or (island.hello is None and worker not in present)
         state = "gone" if away else "trains" if worker in present else "fetches" if worker in joining else "waits"
-        if island and island.done:
+        if island and island.done is not None:
             state = "done"
         elif island and island.leaving:
             state = "leaves" if worker in present else "left"

@@ -67,9 +67,10 @@ class Hollow:
     def sizes(self, post: Post) -> Sizes:
         """The fold that the true sizes would choose; bits of one wire of a message; and bits of its result."""
         place = post.key.rule, post.key.fragment, len(post.to)
-        if place not in self._sizes:
-            self._sizes[place] = self._measured(post)
-        return self._sizes[place]
+        sizes = self._sizes.get(place)
+        if sizes is None:
+            sizes = self._sizes[place] = self._measured(post)
+        return sizes
 
     def _measured(self, post: Post) -> Sizes:
         rule, fold = self.strategy.rules[post.key.rule], post.fold

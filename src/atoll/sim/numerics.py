@@ -1,10 +1,11 @@
 """What exchanges come to: nothing but shapes (TIMING), or the values that real groups form (REAL)."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 from atoll.faults import Faults
-from atoll.sim.copies import changed
+from atoll.sim.copies import changed, made
 from atoll.sim.hollow import Hollow
 from atoll.sync.state import SyncState
 from atoll.wire import (
@@ -12,7 +13,6 @@ from atoll.wire import (
     Fold,
     Keep,
     KeeperGroup,
-    Key,
     Landed,
     Lost,
     PeerGroup,
@@ -51,8 +51,8 @@ class Numerics(Protocol):
         """The keeper answers."""
         ...
 
-    def answer(self, me: int, ticket: Key) -> Landed | Lost:
-        """What the keeper answered, once it has come."""
+    def answer(self, reply: Reply) -> Landed | Lost:
+        """What the keeper answered, once it has come, under its own key or that of the push."""
         ...
 
 
@@ -63,8 +63,7 @@ class Shapes:
         self.sizes = hollow.sizes
         self.carried = hollow.carried
         self._faults = faults
-        self._pushes: dict[tuple[int, int], list[Push]] = {}
-        self._answers: dict[tuple[int, Key], Landed] = {}
+        self._pushes = defaultdict[tuple[int, int], list[Push]](list)
 
     def meet(self, posts: Mapping[int, Post], takes: Mapping[int, Take]) -> Mapping[int, Landed | Lost]:
         """All of them, but for messages that get lost."""
@@ -83,8 +82,10 @@ class Shapes:
         """One more, unless its message is lost."""
         if self._faults.loss and self._faults.lost(post.key, (me,)):
             return Lost(post.key, f"worker {me} was not heard")
-        push = Push(post.key, me, post.weight, 1.0, cast(Snapshot, post.source).tree)
-        self._pushes.setdefault((post.key.rule, post.key.fragment), []).append(push)
+        key, source = post.key, post.source
+        assert isinstance(source, Snapshot)
+        push = made(Push, key=key, worker=me, weight=post.weight, norm=1.0, values=source.tree)
+        self._pushes[key[:2]].append(push)
         return None
 
     def collect(self, collect: Collect) -> Sequence[Push]:
@@ -92,12 +93,11 @@ class Shapes:
         return self._pushes.pop((collect.rule, collect.fragment), [])
 
     def reply(self, reply: Reply) -> None:
-        """Keep the answer until its bytes have moved."""
-        self._answers[reply.push.worker, reply.push.key] = reply.landed
+        """The reply itself has all of it."""
 
-    def answer(self, me: int, ticket: Key) -> Landed | Lost:
-        """What was kept."""
-        return changed(self._answers.pop((me, ticket)), key=ticket)
+    def answer(self, reply: Reply) -> Landed | Lost:
+        """What the reply says."""
+        return reply.landed
 
 
 def _heard(landed: Landed, post: Post) -> Landed | Lost:
@@ -163,8 +163,8 @@ class Real:
         assert self._keeper is not None
         self._keeper.reply(reply)
 
-    def answer(self, me: int, ticket: Key) -> Landed | Lost:
+    def answer(self, reply: Reply) -> Landed | Lost:
         """As a worker would."""
-        answer = self._groups[me].take(Take(ticket, poll=True), wait=False)
+        answer = self._groups[reply.push.worker].take(Take(reply.push.key, poll=True), wait=False)
         assert answer is not None
         return answer

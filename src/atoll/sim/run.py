@@ -10,7 +10,7 @@ import torch
 
 from atoll.errors import GroupError, UsageError
 from atoll.faults import Death, Faults, Slowness
-from atoll.sim.arrivals import Arrivals, Calendar, foreseen
+from atoll.sim.arrivals import Arrivals, Calendar, Caller, foreseen
 from atoll.sim.faults import Restarts
 from atoll.sim.hollow import Hollow
 from atoll.sim.kept import Formless, KeeperRunner
@@ -146,8 +146,15 @@ def run(
     world = World(traffic, numerics, Trace(len(trainees), keeps), course.restarts)
     runners = list[Runner]()
     outages = None
+
+    def seen(now: float) -> None:
+        watch(now, simulation)
+
     for me, trainee in enumerate(trainees):
-        runners.append(Runner(me, world, trainee, course, lambda now: watch(now, simulation)))
+        if isinstance(trainee, Arrivals):
+            runners.append(Caller(me, world, trainee, course, seen))
+        else:
+            runners.append(Runner(me, world, trainee, course, seen))
     if faults.events:
         outages = Outages(world, faults, runners, keeping)
         outages.begin()

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import cast
 
 from atoll.faults import Faults
 from atoll.sim.clock import Act
 from atoll.sim.faults import Restarts
 from atoll.sim.pace import Pace
-from atoll.sim.trainee import Steps, Trainee
+from atoll.sim.trainee import Flows, Steps, Trainee
 from atoll.sim.world import World
 from atoll.sync.flow import Answer, Flow
 from atoll.sync.state import SyncState
@@ -31,14 +32,9 @@ class Course:
     every: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Stretch:
-    """Inner steps under way: since when, after which step, and up to which; `before`: what all before them took."""
-
-    since: float
-    first: int
-    until: int
-    before: float
+Stretch = tuple[float, int, int, float]
+"""Inner steps under way: since when, after which step, and up to which; and what all up to there take. There are two
+for each message, and a dataclass takes ten times as long to make."""
 
 
 class Runner:
@@ -50,6 +46,7 @@ class Runner:
 
     def __init__(self, number: int, world: World, trainee: Steps, course: Course, watch: Act) -> None:
         self.number, self.world, self.trainee, self.course = number, world, trainee, course
+        self._flows = cast(Flows, trainee)
         self.alive, self.done = True, False
         self.after: list[Act] = []
         self._faults = course.faults if course.faults.events else None
@@ -57,6 +54,7 @@ class Runner:
         self._watch = watch
         self._stretch: Stretch | None = None
         self._came = False
+        self._worked = 0.0  # what all steps took that are done
         self._flow: Flow | None = None
         self._then: Act = self._train
         self._since, self._life = 0.0, 0
@@ -92,6 +90,7 @@ class Runner:
                 self.world.follow(self.number, entry.key, other.number, entry.snapshot)
                 self.world.trace.launched(now, self.number, entry.key)
         self.alive = True
+        self._worked = self._walk.until(self.trainee.step)
         self._train(now)
 
     def _train(self, now: float) -> None:
@@ -103,48 +102,60 @@ class Runner:
             # a keeper's run is over for all when the fastest has come to its end: nobody waits for the others
             self.world.closing |= trainee.kept
             trace.done(self.number, now)
-            self._go(now, trainee.drain(), self._drained)
+            self._drain(now)
             return
-        until = step + 1 if trainee.gradients or self._came else min(course.steps, trainee.awaited)
+        until = course.steps
+        if trainee.gradients or self._came:
+            until = step + 1
+        elif (awaited := trainee.awaited) < until:
+            until = awaited
         if step < course.warm:
             until = min(until, course.warm)
         if course.every:
             until = min(until, step + course.every - step % course.every)
-        stretch = self._stretch = Stretch(now, step, until, self._walk.until(step))
-        end = self._end(stretch, until)
+        worked = self._walk.until(until)
+        stretch = self._stretch = now, step, until, worked
+        end = self._end(now, worked)
         trace.trained(self.number, now, end - now)
-        self.world.clock.at(end, partial(self._trained, stretch))
+        self.world.clock.tell(end, self._trained, stretch)
 
-    def _end(self, stretch: Stretch, step: int) -> float:
-        work = self._walk.until(step) - stretch.before
-        return self._faults.worked(self.number, stretch.since, work) if self._faults else stretch.since + work
+    def _end(self, since: float, worked: float) -> float:
+        """When all steps are done that take so long from the first of the run on, if those under way began then."""
+        work = worked - self._worked
+        return self._faults.worked(self.number, since, work) if self._faults else since + work
 
     def _looks(self, now: float) -> None:
         """Something has come that nobody waited for: the flow looks at the end of the step under way."""
         self._came, stretch = True, self._stretch
         if stretch is None or not self.alive:
             return
-        low, high = stretch.first + 1, stretch.until
+        since, first, until, _ = stretch
+        low, high, end, worked = first + 1, until, inf, inf
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._end(stretch, middle) >= now else (middle + 1, high)
-        if low < stretch.until:
-            stretch = self._stretch = Stretch(stretch.since, stretch.first, low, stretch.before)
-            end = self._end(stretch, low)
+            work = self._walk.until(middle)
+            reached = self._end(since, work)
+            if reached >= now:
+                high, end, worked = middle, reached, work
+            else:
+                low = middle + 1
+        if low < until:
+            stretch = self._stretch = since, first, low, worked
             self.world.trace.shortened(self.number, end)
-            self.world.clock.at(end, partial(self._trained, stretch))
+            self.world.clock.tell(end, self._trained, stretch)
 
     def _trained(self, stretch: Stretch, now: float) -> None:
         if self._stretch is not stretch:
             return
         self._stretch = None
         trainee = self.trainee
+        since, first, until, self._worked = stretch
         if trainee.gradients:
             trainee = cast(Trainee, trainee)
             trainee.backward()
             self._go(now, trainee.average(), self._updated)
         else:
-            trainee.train(stretch.until - stretch.first, stretch.since, now)
+            trainee.train(until - first, since, now)
             self._counted(now)
 
     def _updated(self, now: float) -> None:
@@ -155,9 +166,17 @@ class Runner:
         trainee = self.trainee
         if self._came or trainee.step >= trainee.awaited:
             self._came = False
-            self._go(now, trainee.boundary(), self._over)
+            self._bound(now)
         else:
             self._over(now)
+
+    def _bound(self, now: float) -> None:
+        """Do what is due at the end of this step, then `_over`."""
+        self._go(now, self._flows.boundary(), self._over)
+
+    def _drain(self, now: float) -> None:
+        """Use what is still in flight at the end of the run, then `_drained`."""
+        self._go(now, self._flows.drain(), self._drained)
 
     def _over(self, now: float) -> None:
         if self.after:
@@ -191,7 +210,7 @@ class Runner:
                 for event in done.value:
                     if not isinstance(event, Launched):  # noted as it left
                         world.trace.happened(now, self.number, event)
-                self.trainee.told(now, done.value)
+                self._flows.told(now, done.value)
                 self._flow = None
                 self._then(now)
                 return

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from atoll.files import finite
-from atoll.wire import Event, Key, Landed, Launched, Lost
+from atoll.wire import Event, Key, Landed, Launched
 
 
 @dataclass(frozen=True)
@@ -120,21 +120,23 @@ class Trace:
 
     def happened(self, now: float, island: int, event: Event) -> None:
         """Count what a flow tells of: an exchange of an island left, came back, or was lost."""
-        flying, key = self._flying[island], event.key
         if isinstance(event, Launched):
-            self.launched(now, island, key)
-            return
-        if key in flying:
-            flying.remove(key)
-            if not flying:
-                self.overlapped[island] -= self._ahead(island, now)
-        if isinstance(event, Landed):
-            self.landed[island] += 1
-            self._ages[island] += event.age
+            self.launched(now, island, event.key)
+        elif isinstance(event, Landed):
+            self.came(now, island, event.key, event, event.age)
         else:
+            self._back(now, island, event.key)
             self.lost[island] += 1
+            if self.keeps:
+                self.moments.append(Moment(now, island, "lost", event.key, note=event.why))
+
+    def came(self, now: float, island: int, key: Key, landed: Landed, age: int) -> None:
+        """Count an exchange that came back, so many inner steps after it had left."""
+        self._back(now, island, key)
+        self.landed[island] += 1
+        self._ages[island] += age
         if self.keeps:
-            self.moments.append(Moment(now, island, type(event).__name__.lower(), key, note=_said(event)))
+            self.moments.append(Moment(now, island, "landed", key, note=_said(landed, age)))
 
     def trained(self, island: int, now: float, seconds: float) -> None:
         """An island trains from now on; for inf seconds if it is to die before it is done."""
@@ -174,6 +176,14 @@ class Trace:
     def finished(self, island: int, now: float) -> None:
         """An island has used what was still in flight then."""
         self._finished[island] = now
+
+    def _back(self, now: float, island: int, key: Key) -> None:
+        """An exchange is not in flight any more."""
+        flying = self._flying[island]
+        if flying:
+            flying.discard(key)
+            if not flying:
+                self.overlapped[island] -= self._ahead(island, now)
 
     def _ahead(self, island: int, now: float) -> float:
         """Seconds of training that are counted already and come after now."""
@@ -280,13 +290,11 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
 
-def _said(event: Landed | Lost) -> str:
-    """Who was not heard, or why a round does not count."""
-    if not isinstance(event, Landed):
-        return event.why
-    said = [f"age {event.age}"] if event.age else []
-    if event.share < 1:
-        said.append(f"share {event.share:.3g}, of {', '.join(map(str, event.peers))}")
-    if event.dropped:
-        said.append(f"not heard {', '.join(map(str, event.dropped))}")
-    return "; ".join([*said, *event.refused])
+def _said(landed: Landed, age: int) -> str:
+    """How old it is, and who was not heard."""
+    said = [f"age {age}"] if age else []
+    if landed.share < 1:
+        said.append(f"share {landed.share:.3g}, of {', '.join(map(str, landed.peers))}")
+    if landed.dropped:
+        said.append(f"not heard {', '.join(map(str, landed.dropped))}")
+    return "; ".join([*said, *landed.refused])

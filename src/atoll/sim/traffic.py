@@ -21,10 +21,10 @@ begins and ends at a time (`Fluid`), and what is over at that time is handed out
 again.
 """
 
-import math
 from bisect import bisect_left, insort
-from collections.abc import Mapping
-from heapq import heappush
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from math import inf
 
 from atoll.sim.meters import Bundle, Busy, Pace, Time
 
@@ -51,18 +51,20 @@ class Load:
 
 
 class Moving:
-    """A meeting under way.
+    """A meeting under way; `Fluid.begin` fills it in, since a call of `__init__` takes longer than all it would do.
 
-    Args: number. crosses: loads, and how many of its flows cross each. bits: of each flow.
-    Attributes: cap: the least share of its quiet loads. left: of the bits, at `since`, while it is in no pace.
+    Attributes: number. crosses: loads, and how many of its flows cross each. bits: of each flow. cap: the least share
+    of its quiet loads. left: of the bits, at `since`, while it is in no pace.
     """
 
     __slots__ = ("bits", "cap", "crosses", "left", "number", "pace", "since")
-
-    def __init__(self, now: float, number: int, crosses: Mapping[Load, int], bits: float) -> None:
-        self.number, self.crosses, self.bits, self.left = number, crosses, bits, bits
-        self.cap, self.since = 0.0, now
-        self.pace: Pace | None = None
+    number: int
+    crosses: Mapping[Load, int]
+    bits: float
+    cap: float
+    left: float
+    since: float
+    pace: Pace | None
 
 
 class Fluid:
@@ -78,7 +80,7 @@ class Fluid:
         self._over: dict[int, Moving] = {}  # all of their bits have come, but nobody has ended them yet
         self._begun: dict[int, Moving] = {}
         self._touched: dict[Load, int] = {}
-        self._paces: dict[Pace, None] = {}  # those that have changed
+        self._paces: dict[Pace, float | None] = {}  # those that have changed, and what they read now, if that is known
 
     def begin(self, now: float, crosses: Mapping[Load, int], bits: float) -> int:
         """Start a meeting whose flows have `bits` each; returns its number."""
@@ -86,7 +88,10 @@ class Fluid:
             self._go(now)
         self._stale = True
         number = self._number = self._number + 1
-        moving = self._moving[number] = self._begun[number] = Moving(now, number, crosses, bits)
+        moving = self._moving[number] = self._begun[number] = Moving()
+        moving.number, moving.crosses = number, crosses
+        moving.bits = moving.left = bits
+        moving.cap, moving.since, moving.pace = 0.0, now, None
         for load, flows in crosses.items():
             load.flows += flows
             load.crossing[number] = moving
@@ -105,14 +110,15 @@ class Fluid:
         """Take a meeting off its links."""
         if now > self._now:
             self._go(now)
-        if number not in self._over:
+        over = self._over
+        if number not in over:
             if self._stale:
                 self._settle()
-            self._find_over()
+            over = self._find_over()
         self._stale = True
         moving = self._moving.pop(number)
         bits = moving.bits
-        if not self._over.pop(number, None):
+        if not over.pop(number, None):
             self._lift(moving)
             bits -= moving.left
         for load, flows in moving.crosses.items():
@@ -135,7 +141,7 @@ class Fluid:
             self._settle()
         self._now = now
 
-    def _find_over(self) -> None:
+    def _find_over(self) -> dict[int, Moving]:
         """Lift all that are over by now."""
         now, due, over, first = self._now, self._time.due, self._over, self._next
         while first and first[0] <= now:
@@ -143,17 +149,22 @@ class Fluid:
             moving = over[number] = self._moving[number]
             pace = moving.pace
             if pace is None:
-                self._lift(moving)
+                del due.key[number]
+                heappop(due.heap)  # it was the first there
+                moving.left, moving.since = 0.0, now
             else:
-                reading = pace.read(now)
-                last = max(reading, pace.due.key[number])
-                while (first := pace.due.first()) and first[0] <= last:
-                    moving = over[first[1]] = self._moving[first[1]]
-                    self._leave(moving, pace, reading)
+                reading, key, heap = pace.read(now), pace.due.key, pace.due.heap
+                last = max(reading, key[number])
+                while heap and heap[0][0] <= last:
+                    end, number = heappop(heap)
+                    if key.get(number) == end:
+                        moving = over[number] = self._moving[number]
+                        self._leave(moving, pace, reading)
                 self._tell({}, {})
             first = due.first()
         if len(over) > 1:
-            self._over = dict(sorted(over.items()))
+            over = self._over = dict(sorted(over.items()))
+        return over
 
     def _settle(self) -> None:
         """What follows from all that began and ended now, and from new capacities."""
@@ -187,8 +198,8 @@ class Fluid:
             sort |= moved
         for moving in sort.values():
             self._sort(moving)
-        for load, before in quiet:
-            self._follow(load, before)
+        if quiet:
+            self._follow(quiet)
         if busy or self._paces:
             self._tell(held, busy)
         first = self._time.due.first()
@@ -207,39 +218,43 @@ class Fluid:
             bundle.look(self._now)
         return held
 
-    def _follow(self, load: Load, before: float) -> None:
-        """Give another cap to those for whom the new share of a quiet load is the least, or was `before`."""
-        now, share, due = self._now, load.share, self._time.due
-        for moving in load.crossing.values():
-            cap, least = moving.cap, share
-            if cap <= share:
-                if cap != before:
+    def _follow(self, quiet: Sequence[tuple[Load, float]]) -> None:
+        """Give another cap to those for whom a quiet load's new share is the least, or the one before was: `quiet` has
+        that of each."""
+        now, due = self._now, self._time.due
+        key, heap = due.key, due.heap
+        for load, before in quiet:
+            share = load.share
+            for moving in load.crossing.values():
+                cap, least = moving.cap, share
+                if cap <= share:
+                    if cap != before:
+                        continue
+                    for other in moving.crosses:
+                        if other.share < least and other.busy is None:
+                            least = other.share
+                    if cap == least:
+                        continue
+                moving.cap, pace, number = least, moving.pace, moving.number
+                if pace:
+                    self._leave(moving, pace, pace.read(now))
+                    self._lay(moving, pace.bundle)
                     continue
-                for other in moving.crosses:
-                    if other.share < least and other.busy is None:
-                        least = other.share
-                if cap == least:
-                    continue
-            moving.cap, pace, number = least, moving.pace, moving.number
-            if pace:
-                self._leave(moving, pace, pace.read(now))
-                self._lay(moving, pace.bundle)
-                continue
-            # `_lift` and `_sort` for one that moves alone, written out: there are several for each begin and end
-            if cap < math.inf:
-                left = moving.left - cap * (now - moving.since)
-                moving.left = left if left > 0 and due.key.get(number, math.inf) > now else 0.0
-            moving.since = now
-            if least > 0:
-                end = due.key[number] = now + moving.left / least
-                heappush(due.heap, (end, number))
-            else:
-                due.key.pop(number, None)
+                # `_lift` and `_sort` for one that moves alone, written out: there are several for each begin and end
+                if cap < inf:
+                    left = moving.left - cap * (now - moving.since)
+                    moving.left = left if left > 0 and key.get(number, inf) > now else 0.0
+                moving.since = now
+                if least > 0:
+                    end = key[number] = now + moving.left / least
+                    heappush(heap, (end, number))
+                else:
+                    key.pop(number, None)
 
     def _sort(self, moving: Moving) -> None:
         """Put a meeting in its bundle, or let it move alone."""
         busy: list[Busy] = []
-        cap = math.inf
+        cap = inf
         for load in moving.crosses:
             if load.busy:
                 busy.append(load.busy)
@@ -248,7 +263,9 @@ class Fluid:
         moving.cap = cap
         if not busy:
             if cap > 0:
-                self._time.due.put(moving.number, self._now + moving.left / cap)
+                due, number = self._time.due, moving.number
+                end = due.key[number] = self._now + moving.left / cap
+                heappush(due.heap, (end, number))
             return
         place = frozenset(busy)
         bundle = self._bundles.get(place)
@@ -265,11 +282,14 @@ class Fluid:
         if pace is None:
             pace = bundle.paces[cap] = Pace(now, self._time, bundle, cap)
             insort(bundle.caps, cap)
-            pace.due.put(moving.number, moving.left)
+            reading = 0.0
         else:
-            pace.due.put(moving.number, pace.read(now) + moving.left)
+            reading = self._paces.get(pace)
+            if reading is None:
+                reading = pace.read(now)
+        pace.due.put(moving.number, reading + moving.left)
         moving.pace = pace
-        self._paces[pace] = None
+        self._paces[pace] = reading
 
     def _lift(self, moving: Moving) -> None:
         """Take a meeting from where it moves, with what is left of it."""
@@ -277,16 +297,16 @@ class Fluid:
         if pace:
             self._leave(moving, pace, pace.read(now))
             return
-        end = self._time.due.key.pop(moving.number, math.inf)
-        if moving.cap < math.inf:
+        end = self._time.due.key.pop(moving.number, inf)
+        if moving.cap < inf:
             moving.left = max(0.0, moving.left - moving.cap * (now - moving.since)) if end > now else 0.0
         moving.since = now
 
     def _leave(self, moving: Moving, pace: Pace, reading: float) -> None:
         """Take a meeting from its pace, which reads that now."""
-        moving.left = max(0.0, pace.due.key[moving.number] - reading)
+        left = pace.due.key[moving.number] - reading
         pace.remove(moving.number)
-        moving.pace, moving.since = None, self._now
+        moving.left, moving.pace, moving.since = left if left > 0 else 0.0, None, self._now
         self._paces[pace] = None
 
     def _tell(self, bundles: dict[Bundle, None], loads: dict[Busy, None]) -> None:

@@ -1,4 +1,4 @@
-"""What an island goes through: its inner steps, and a flow at some of their ends."""
+"""What an island goes through: its inner steps, and what it does at some of their ends."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -35,6 +35,10 @@ class Steps(Protocol):
     def train(self, steps: int, since: float, now: float) -> None:
         """Take whole inner steps, evenly between two times, and count them."""
         ...
+
+
+class Flows(Steps, Protocol):
+    """Of an island with flows to be driven."""
 
     def boundary(self) -> Flow:
         """What is done at the end of this step."""

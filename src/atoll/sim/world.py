@@ -7,9 +7,11 @@ together, as over torch.distributed. Who cannot be reached is left out by those 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache
+from typing import Any
 
-from atoll.sim.clock import Act, Clock
+from atoll.sim.clock import Act, Clock, Tell, Told, do
+from atoll.sim.copies import changed
 from atoll.sim.faults import Restarts
 from atoll.sim.network import Traffic
 from atoll.sim.numerics import Numerics
@@ -39,8 +41,11 @@ class Move:
 
 @dataclass(slots=True)
 class Letter:
-    """A message to a keeper: bits of it and of the answer, who is told of the answer, and that."""
+    """An island's message to a keeper: bits of it and of the answer, who is told of the answer, and that, maybe under
+    the keeper's key."""
 
+    me: int
+    key: Key
     bits: float
     act: Act | None
     answer: Landed | Lost | None = None
@@ -73,6 +78,7 @@ class World:
     Args: traffic: on the network. numerics: what exchanges come to. trace: is told what happens. restarts: how whole
     collectives fail and begin again, if they do.
     Attributes: closing: whether nobody begins another step. handed_in: is called when something has come to a keeper.
+    expect: as `Clock.tell`, but for what comes to a keeper and is not seen before it looks.
     review: decides about a meeting when a member has come, where islands may be out of reach; left_out: is told when
     some have gone on without others.
     """
@@ -82,19 +88,20 @@ class World:
         self.clock = Clock()
         self.closing = False
         self.handed_in: Act = lambda now: None
+        self.expect: Tell = self.clock.tell
         self.review: Callable[[Meeting], None] | None = None
         self.left_out: Callable[[Meeting, Members, Mapping[int, Landed | Lost]], None] = lambda *_: None
         self._restarts = restarts
         self._meetings: dict[tuple[Key, Members], Meeting] = {}
         self._where: dict[tuple[int, Key], Meeting] = {}
-        self._letters: dict[tuple[int, Key], Letter] = {}
-        self._ends: dict[int, tuple[float, Act]] = {}
+        self._letters: list[dict[Key, Letter]] = [{} for _ in traffic.network.islands]
+        self._ends: dict[int, tuple[float, Tell, Told, Any]] = {}
         self._all = lru_cache(1 << 8)(lambda members: traffic.loads(traffic.all_to_all(members)))
-        self._way = lru_cache(1 << 16)(self._loads_and_latency)
+        self._way = cache(self._loads_and_latency)
 
     def run(self) -> None:
         """Until nothing happens any more."""
-        self.clock.run(self.traffic, self._ended)
+        self.clock.run(self.traffic, self._ends)
 
     @property
     def meetings(self) -> list[Meeting]:
@@ -129,12 +136,12 @@ class World:
 
     def take(self, me: int, take: Take) -> Landed | Lost | None:
         """The answer, if it is here."""
-        place = me, take.ticket
-        if letter := self._letters.get(place):
-            if letter.answer:
-                del self._letters[place]
-            return letter.answer
-        meeting = self._where[place]
+        if letter := self._letters[me].get(take.ticket):
+            if letter.answer is None:
+                return None
+            self.close(letter)
+            return changed(letter.answer, key=letter.key)
+        meeting = self._where[me, take.ticket]
         # whoever follows another one has posted nothing, and nobody waits for it
         if me in meeting.posts and me not in meeting.answers and me not in meeting.come and not take.poll:
             self._comes(meeting, me, take)
@@ -145,7 +152,7 @@ class World:
 
     def wake(self, me: int, ticket: Key, act: Act) -> None:
         """Call when the answer is here."""
-        if letter := self._letters.get((me, ticket)):
+        if letter := self._letters[me].get(ticket):
             letter.act = act
         else:
             self._where[me, ticket].waiting[me] = act
@@ -193,15 +200,17 @@ class World:
         loads = self.traffic.loads(self.traffic.uses(edges)) if edges else self._all(members)
         move = Move(members, loads, latency, bits, 1 if edges else len(members) - 1)
         meeting.moving[members] = move
-        self.clock.at(self.clock.now + latency, partial(self._go_round, meeting, move))
+        self.clock.tell(self.clock.now + latency, self._go_round, (meeting, move))
 
-    def _go_round(self, meeting: Meeting, move: Move, now: float) -> None:
+    def _go_round(self, what: tuple[Meeting, Move], now: float) -> None:
         """Headers have gone round."""
+        meeting, move = what
         if meeting.moving.get(move.members) is move:
             move.number = self.traffic.start(now, move.loads, move.bits)
-            self._ends[move.number] = move.latency, partial(self._gone_round, meeting, move)
+            self._ends[move.number] = move.latency, self.clock.tell, self._gone_round, what
 
-    def _gone_round(self, meeting: Meeting, move: Move, now: float) -> None:
+    def _gone_round(self, what: tuple[Meeting, Move], now: float) -> None:
+        meeting, move = what
         members = move.members
         if meeting.moving.get(members) is move:
             del meeting.moving[members]
@@ -248,38 +257,52 @@ class World:
                 act(now)
 
     def _push(self, me: int, post: Post, told: Act) -> Key:
-        place = me, post.key
-        letter = self._letters.get(place)
+        letter = self._letters[me].get(post.key)
         if letter is None:
-            letter = self._letters[place] = Letter(self.numerics.sizes(post)[1], told)
+            letter = self._letters[me][post.key] = Letter(me, post.key, self.numerics.sizes(post)[1], told)
         letter.act, letter.answer = told, None  # an island that took another one's place comes once more
-        self._move(me, HOST, letter.bits, partial(self._pushed, me, post, letter))
+        self._move(me, HOST, letter.bits, self.clock.tell, self._pushed, (letter, post))
         return post.key
 
-    def _pushed(self, me: int, post: Post, letter: Letter, now: float) -> None:
+    def _pushed(self, what: tuple[Letter, Post], now: float) -> None:
         """All of a message has come to the keeper."""
-        self.trace.sent[me] += letter.bits / 8 * (me != HOST)
-        if self._letters.get((me, post.key)) is not letter:
+        letter, post = what
+        self.trace.sent[letter.me] += letter.bits / 8 * (letter.me != HOST)
+        if self._letters[letter.me].get(letter.key) is not letter:
             return  # its island died meanwhile, and the message with it
-        if lost := self.numerics.hand_in(me, post):
+        if lost := self.numerics.hand_in(letter.me, post):
             self._answered(letter, lost)
         else:
             self.handed_in(now)
 
+    def push(self, me: int, post: Post, told: Act) -> Letter:
+        """A message of a new key, which nothing can stop, leaves for the keeper now.
+
+        Args: told: is called when its answer is here.
+        """
+        letter = self._letters[me][post.key] = Letter(me, post.key, self.numerics.sizes(post)[1], told)
+        self._move(me, HOST, letter.bits, self.expect, self._came, (letter, post))
+        return letter
+
+    def _came(self, what: tuple[Letter, Post], now: float) -> None:
+        """The keeper looks, and finds that all of a message has come."""
+        letter, post = what
+        self.trace.sent[letter.me] += letter.bits / 8 * (letter.me != HOST)
+        self.numerics.hand_in(letter.me, post)
+
     def reply(self, reply: Reply) -> None:
         """A keeper's answer leaves now: the anchor, in the width that the push would have."""
         self.numerics.reply(reply)
-        worker, key = reply.push.worker, reply.push.key
-        letter = self._letters.get((worker, key))
-        if letter:
-            self._move(HOST, worker, letter.bits, partial(self._replied, worker, key))
+        worker = reply.push.worker
+        if letter := self._letters[worker].get(reply.push.key):
+            self._move(HOST, worker, letter.bits, self.clock.tell, self._replied, reply)
         else:
-            self.numerics.answer(worker, key)  # whoever asked is gone
+            self.numerics.answer(reply)  # whoever asked is gone
 
-    def _replied(self, worker: int, key: Key, now: float) -> None:
+    def _replied(self, reply: Reply, now: float) -> None:
         """What a keeper answered has come."""
-        answer = self.numerics.answer(worker, key)
-        if letter := self._letters.get((worker, key)):
+        answer = self.numerics.answer(reply)
+        if letter := self._letters[reply.push.worker].get(reply.push.key):
             self._answered(letter, answer)
 
     def _answered(self, letter: Letter, answer: Landed | Lost) -> None:
@@ -288,30 +311,29 @@ class World:
             letter.act = None
             act(self.clock.now)
 
+    def close(self, letter: Letter) -> None:
+        """Its answer has been taken."""
+        del self._letters[letter.me][letter.key]
+
     def forget(self, me: int) -> None:
         """A keeper's answers to an island are no longer waited for."""
-        for place in [place for place in self._letters if place[0] == me]:
-            del self._letters[place]
+        self._letters[me].clear()
 
     def fetch(self, me: int, other: int, bits: float, act: Act) -> None:
         """Bits of its state move from one island to another; then `act`."""
-        self._move(other, me, bits, act)
+        self._move(other, me, bits, self.clock.tell, do, act)
 
-    def _move(self, teller: int, hearer: int, bits: float, act: Act) -> None:
+    def _move(self, teller: int, hearer: int, bits: float, tell: Tell, act: Told, what: object) -> None:
+        now = self.clock.now
         if teller == hearer:
-            self.clock.at(self.clock.now, act)
+            tell(now, act, what)
         else:
             loads, latency = self._way(teller, hearer)
-            self._ends[self.traffic.start(self.clock.now, loads, bits)] = latency, act
+            self._ends[self.traffic.start(now, loads, bits)] = latency, tell, act, what
 
     def _loads_and_latency(self, teller: int, hearer: int) -> tuple[Mapping[Load, int], float]:
         way = teller, hearer
         return self.traffic.loads(self.traffic.uses([way])), self.traffic.latency(way)
-
-    def _ended(self, now: float, number: int) -> None:
-        """All bits have left; the last of them are still on their way."""
-        latency, act = self._ends.pop(number)
-        self.clock.at(now + latency, act)
 
 
 def _edges(meeting: Meeting, members: Members) -> list[tuple[int, int]]:

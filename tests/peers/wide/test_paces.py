@@ -15,8 +15,8 @@ from atoll.parts.merges import blend
 from atoll.parts.mixers import all_mean, by_tokens, weighted
 from atoll.parts.outers import sgd
 from atoll.parts.schedules import every, staggered
-from atoll.recipes.diloco import diloco, eager_diloco
-from atoll.recipes.gossip import factored_gossip, noloco
+from atoll.recipes.diloco import diloco
+from atoll.recipes.gossip import factored_gossip
 from atoll.sync.rule import Rule, Strategy
 from atoll.testing.islands import Sea, serve
 from atoll.testing.toys import Mlp, adamw, backward, initial, move
@@ -25,8 +25,8 @@ from atoll.wire import Keep, Landed, Lost
 from tests.peers.wide.chaos import hurried, kind_of
 from tests.peers.wide.crew import Sailor
 
-LEASE_S = PATIENCE_S = 0.5
-SLOW_S = 0.6
+LEASE_S = PATIENCE_S = 1.5
+SLOW_S = 1.8
 """Of one inner step: longer than the lease."""
 STEPS = 4
 STREAMING = Strategy(
@@ -64,8 +64,8 @@ def sail(
 
 @pytest.mark.parametrize(
     "strategy",
-    [diloco(2).strategy, STREAMING, eager_diloco(2).strategy, noloco(2).strategy, factored_gossip(2).strategy],
-    ids=["diloco", "streaming", "eager", "noloco", "factored-gossip"],
+    [diloco(2).strategy, STREAMING, factored_gossip(2).strategy],
+    ids=["diloco", "streaming", "factored-gossip"],
 )
 def test_fast_islands_wait_for_a_slow_one_longer_than_lease_and_patience(strategy: Strategy, tmp_path: Path) -> None:
     syncs, _ = run_turns(Mlp(), strategy, workers=4, steps=STEPS)

@@ -107,8 +107,9 @@ class Tuning:
         while not self._over.wait(AGAIN_S):
             before, sent = sent, dict[Ends, int]()
             for ends, way, told in self._look():
-                if way.getsockname()[0] != way.getpeername()[0]:  # within a machine no link is shared
-                    sent[ends] = told.delivered * told.piece
+                with suppress(OSError):  # it has been broken meanwhile
+                    if way.getsockname()[0] != way.getpeername()[0]:  # within a machine no link is shared
+                        sent[ends] = told.delivered * told.piece
                 if told.unsent:
                     fastest[ends] = max(told.speed, fastest.get(ends, 0))
                     if told.acked >= KNOWN:

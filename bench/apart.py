@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.train.model import build_model
 from bench import link
-from bench.beside import VOCAB, on, training
+from bench.beside import VOCAB, missing, on, training
 from bench.engines import Seat
 from bench.engines.atoll import connect
 from bench.engines.peer import tuned
@@ -33,10 +33,10 @@ ISLANDS = (0, 1)
 
 def figures(elements: int = ELEMENTS, access: link.Access = ACCESS, rounds: int = 8) -> Iterator[Figure]:
     """Both places of the engine: a minute."""
-    cores = sorted(os.sched_getaffinity(0))
-    if why := link.missing() or (len(cores) < 2 and "it takes two cores"):
+    if why := missing():
         print(f"apart      skipped: {why}")
         return
+    cores = sorted(os.sched_getaffinity(0))
     least = 4 * elements * 8 / access.bandwidth
     for where, begin in (("beside", beside), ("apart", apart)):
         found = measured(begin, elements, access, rounds, cores)

@@ -81,10 +81,10 @@ class Round:
 
 def figures(elements: int = ELEMENTS, access: link.Access = ACCESS, rounds: int = 15) -> Iterator[Figure]:
     """What is left of the speed on two cores and on one, and what a boundary takes: two minutes and a half."""
-    cores = sorted(os.sched_getaffinity(0))
-    if why := link.missing() or (len(cores) < 2 and "it takes two cores"):
+    if why := missing():
         print(f"beside     skipped: {why}")
         return
+    cores = sorted(os.sched_getaffinity(0))
     least = 4 * elements * 8 / access.bandwidth
     with ExitStack() as stack:
         with on(cores[1]):
@@ -101,6 +101,11 @@ def figures(elements: int = ELEMENTS, access: link.Access = ACCESS, rounds: int 
         yield Figure(f"{where}: a step after it", [1e3 * one.after.wall / one.steps for one in each], "ms")
         yield Figure(f"{where}: the exchange", [least / one.during.wall for one in each], "of the link")
         yield Figure(f"{where}: boundary", [1e3 * one.boundary for one in each], "ms of the training thread")
+
+
+def missing() -> str | None:
+    """Why this cannot be measured here, or None."""
+    return link.missing() or ("it takes two cores" if len(os.sched_getaffinity(0)) < 2 else None)
 
 
 @contextmanager

@@ -188,12 +188,12 @@ def test_connections_that_begin_together_share_what_all_have_been_seen_to_send(
     with child(folder, 0, place) as one, child(folder, 1, place) as other:
         ears.until(lambda: ears.alive() == {0, 1})
         assert set(at_most(place, socket.SOL_SOCKET, SO_MAX_PACING_RATE)) == {-1}, "as fast as they like"
-        link._tuning._fastest = 8e6
+        link._tuning._pace.most = 8e6
         for island, to in ((one, 0), (other, 1)):
             island.send_signal(signal.SIGSTOP)
             for _ in range(32):
                 link.send(to, [bytes(1 << 20)], Priority.OVERLAPPED)
-        assert set(at_most(place, socket.SOL_SOCKET, SO_MAX_PACING_RATE)) == {5_000_000}, "1.25 times a half"
+        assert set(at_most(place, socket.SOL_SOCKET, SO_MAX_PACING_RATE)) == {4_000_000}, "a half"
         for island in (one, other):
             island.send_signal(signal.SIGCONT)
 

@@ -7,9 +7,7 @@ what has not been sent. It must not be too little either: whenever a socket runs
 what it measures for the application's speed and stays in its first phase, in which it sends three times too fast and
 loses what the link does not take. So each socket may hold what it sends in `HELD_S`.
 
-Connections that begin together do not know of each other: each goes on as fast as it last was, perhaps alone, and
-together they are as many times too fast for this member's link, which loses what it does not take. So each may send
-little more than its share of what all together have been seen to send.
+Each connection may send its share of what all of this member's may send together (`pacing`).
 
 While a frame waits for a member that does not read, zenoh can neither give that member up when its lease is over nor
 close the session: all stands still until the frame is given up. It goes on once the connection is broken, so a
@@ -28,14 +26,13 @@ from typing import NamedTuple
 
 import zenoh
 
+from atoll.peers.wide.pacing import Pace
 from atoll.peers.wide.sessions import follow
 
 HELD_S = 0.1
 """For so long a frame may wait for those that the kernel has and has not sent."""
 AGAIN_S = 0.25
 """Seconds between two looks at how fast sockets send."""
-MORE = 1.25
-"""Times its share that a connection may send: so all of them find out when the link has become faster."""
 FIRST, LEAST, MOST = 1 << 20, 128 << 10, 4 << 20
 """Bytes that a socket may hold before its speed is known, and at least and at most after that."""
 KNOWN = 4 << 20
@@ -44,8 +41,9 @@ PROBES_S = 0.4
 """What Linux takes beyond TCP_USER_TIMEOUT, because it begins to count at its first probe."""
 SO_MAX_PACING_RATE = 47
 """Linux's, which Python does not name."""
-TOLD = struct.Struct("=16x I 100x Q 16x I 12x Q 24x I")
-"""Where its tcp_info has tcpi_snd_mss, tcpi_bytes_acked, tcpi_notsent_bytes, tcpi_delivery_rate and tcpi_delivered."""
+TOLD = struct.Struct("=16x I 48x I 48x Q 16x I I 8x Q 24x I")
+"""Where its tcp_info has tcpi_snd_mss, tcpi_rtt, tcpi_bytes_acked, tcpi_notsent_bytes, tcpi_min_rtt, tcpi_delivery_rate
+and tcpi_delivered."""
 
 
 Ends = tuple[int, int]
@@ -63,7 +61,7 @@ class Tuning:
         self._hearers, self._over = hearers, threading.Event()
         self._timeout_ms = round(1000 * max(silence_s - PROBES_S, 0.1))
         self._known: dict[int, Ends] = {}
-        self._fastest = 0.0
+        self._pace = Pace()
         again = threading.Thread(target=self._follow_speed, name="atoll-tunes", daemon=True)
         again.start()
         self.threads = [follow(session.info.declare_link_events_listener(history=True), self._changed), again]
@@ -77,9 +75,9 @@ class Tuning:
         return any(told.unsent for _, _, told in self._look())
 
     def share(self) -> None:
-        """Let each connection send its part of what all have been seen to send: when sending to a member begins."""
-        if self._fastest:
-            most = struct.pack("Q", round(MORE * self._fastest / max(self._hearers(), 1)))
+        """Let each connection send its part of what all may: also when sending to a member begins."""
+        if self._pace.most:
+            most = struct.pack("Q", round(self._pace.most / max(self._hearers(), 1)))
             for _, way, _ in self._look():
                 way.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, most)
 
@@ -105,19 +103,21 @@ class Tuning:
         sent: dict[Ends, int] = {}
         looked = time.monotonic()
         while not self._over.wait(AGAIN_S):
-            before, sent = sent, dict[Ends, int]()
+            before, sent, waits = sent, dict[Ends, int](), list[float]()
             for ends, way, told in self._look():
                 with suppress(OSError):  # it has been broken meanwhile
                     if way.getsockname()[0] != way.getpeername()[0]:  # within a machine no link is shared
                         sent[ends] = told.delivered * told.piece
+                        if told.unsent:
+                            waits.append((told.rtt - told.least_rtt) / 1e6)
                 if told.unsent:
                     fastest[ends] = max(told.speed, fastest.get(ends, 0))
                     if told.acked >= KNOWN:
                         _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
             now = time.monotonic()
             total = sum(sent[ends] - before[ends] for ends in sent.keys() & before.keys())
-            if sum(sent.values()) >= KNOWN:
-                self._fastest = max(self._fastest, total / (now - looked))
+            if self._hearers() and sum(sent.values()) >= KNOWN:
+                self._pace.seen(total / (now - looked), min(waits, default=None))
             looked = now
             self.share()
 
@@ -125,13 +125,15 @@ class Tuning:
 class _Told(NamedTuple):
     """Of Linux's tcp_info.
 
-    Args: piece: bytes of a packet. acked, unsent: bytes. speed: bytes per second that have arrived lately. delivered:
-    packets that have arrived, in whatever order.
+    Args: piece: bytes of a packet. rtt, least_rtt: lately and ever, in microseconds. acked, unsent: bytes. speed: bytes
+    per second that have arrived lately. delivered: packets that have arrived, in whatever order.
     """
 
     piece: int
+    rtt: int
     acked: int
     unsent: int
+    least_rtt: int
     speed: int
     delivered: int
 

@@ -12,8 +12,9 @@ The model has 4 M parameters more that no gradient reaches and the optimizer ski
 a second while a step takes 8 ms: many small operations, at each of which the training thread gives Python's lock away
 and may have to wait for it. The steps of larger models would notice less.
 
-In turns, the training thread has a core to itself while all else has another one (its island's other threads, the other
-island with the coordinator, and the network), and all have that other one together.
+First the training thread has a core to itself while all else has another one (its island's other threads, the other
+island with the coordinator, and the network), then all have that other one together. Not in turns: a core that has been
+idle is slow for a while, and it is steps during an exchange that come first.
 """
 
 import multiprocessing
@@ -91,7 +92,7 @@ def figures(elements: int = ELEMENTS, access: link.Access = ACCESS, rounds: int 
             door = stack.enter_context(link.network(2, access))
         arguments = (multiprocessing.Pipe(), door, elements, rounds, cores)
         found = launch(work, 2, *arguments, timeout=TIMEOUT_S + 20 * rounds * least)[1]
-    for where, goal, each in zip(("two cores", "one core"), (GOAL, None), zip(*found, strict=True), strict=True):
+    for where, goal, each in zip(("two cores", "one core"), (GOAL, None), found, strict=True):
         rates = [one.after.wall / one.during.wall for one in each]
         own = [(one.after.wall - one.after.queued) / (one.during.wall - one.during.queued) for one in each]
         stood = [(one.during.wall - one.during.ran - one.during.queued) / one.steps for one in each]
@@ -147,14 +148,13 @@ def work(
                 sync.after_step(tokens=1)
             return []
         train, found = training(model), list[list[Round]]()
-        for _ in range(rounds + 1):  # the first turn warms up
-            found.append([])
-            for core in cores[:2]:
-                with on(core):
-                    found[-1].append(_round(sync, group, train, way))
+        for core in cores[:2]:
+            with on(core):
+                # the first warms up
+                found.append([_round(sync, group, train, way) for _ in range(rounds + 1)][1:])
         tasks = {int(task) for task in os.listdir("/proc/self/task")} - {os.getpid()}
         assert not any(cores[0] in os.sched_getaffinity(task) for task in tasks), "training was not alone"
-        return found[1:]
+        return found
 
 
 def training(model: nn.Module) -> Callable[[], None]:

@@ -34,8 +34,8 @@ class ElasticGroup(PeerGroup, Protocol):
         membership of the one in whose place it stands."""
         ...
 
-    def offer(self, capture: Callable[[], State], due: int) -> None:
-        """If somebody joins: capture the state, as it is before the boundary at step `due`."""
+    def offer(self, capture: Callable[[], State], due: int, step: int) -> None:
+        """If somebody joins: capture the state, as it is before the boundary at step `due`. `step`: done."""
         ...
 
     def enter(self, *, alike: bool) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
@@ -55,8 +55,9 @@ class ElasticGroup(PeerGroup, Protocol):
         """Compare with the others, along with the next exchanges, what stands still until `meet` is called again."""
         ...
 
-    def stands(self) -> int:
-        """The step of the boundary that is next for the one in whose place a joiner stands."""
+    def stands(self) -> tuple[int, int]:
+        """The step of the boundary that is next for the one in whose place a joiner stands, and the last that it has
+        done."""
         ...
 
     def ready(self) -> None:
@@ -86,7 +87,7 @@ def offer(state: SyncState, group: ElasticGroup) -> None:
         meta["work"][0] = min(state.step, state.due - 1)
         return meta, tensors
 
-    group.offer(capture, state.due)
+    group.offer(capture, state.due, state.step)
 
 
 def witness(state: SyncState, events: Sequence[Event], group: ElasticGroup) -> None:
@@ -122,13 +123,15 @@ def _go_along(state: SyncState, group: ElasticGroup) -> None:
         if not entry.outcome and entry.snapshot:
             group.expect(entry.key, entry.snapshot)
     while (begins := group.begins()) is None or begins > state.due:
-        if group.stands() <= state.due:
+        if group.stands()[0] <= state.due:
             group.ready()  # until the others agree on it there is nothing to go along with
             continue
-        steps, tokens, share = state.work
-        state.work = Work(state.due, tokens * state.due // max(1, steps), share)
+        _pass_over(state, state.due)
         state.membership = group.meet(state.step)
         drive(boundary(state), group)
+    # training begins where the others are by now, who would have to wait for it else
+    due, step = group.stands()
+    _pass_over(state, min(step, state.due - 1) if due == state.due else state.step)
     # what others did before is in none of this worker's messages
     for track in state.tracks:
         track.launched = state.work
@@ -137,3 +140,9 @@ def _go_along(state: SyncState, group: ElasticGroup) -> None:
     for fragment in state.fragments:
         if fragment.anchor:
             fragment.live.adopt(fragment.anchor)
+
+
+def _pass_over(state: SyncState, step: int) -> None:
+    """Count what the others did until they came to this step."""
+    steps, tokens, share = state.work
+    state.work = Work(max(step, steps), tokens * max(step, steps) // max(1, steps), share)

@@ -105,6 +105,23 @@ def test_an_island_that_comes_later_holds_the_same_from_its_first_boundary_on(tm
     assert last.peers == (0, 1, 2)
 
 
+def test_nobody_waits_for_a_joiner_to_take_the_steps_that_the_others_have_taken(tmp_path: Path) -> None:
+    strategy = Strategy((Rule(every(100), nesterov(0.7, 0.9), mixer=weighted(by_tokens(), all_mean())),))
+    with coast(tmp_path, 2) as (sea, _, _):
+        crew = [Sailor(sea, worker, Mlp(), strategy, 300, lambda step: 0.01) for worker in range(2)]
+        until(lambda: len(crew[0].history) >= 150)
+        crew.append(Sailor(sea, 2, Mlp(), strategy, 300, lambda step: 0.01))
+        until(lambda: crew[2].entered != [])
+        step = len(crew[0].history)
+        for sailor in crew:
+            sailor.join()
+    assert step - 10 < crew[2].entered[0] < 200, "in the middle of a round"
+    second, third = [event for _, event in crew[0].log if isinstance(event, Landed)][1:]
+    assert second.weights == (8 * 100, 8 * 100, 8 * (200 - crew[2].entered[0]))
+    assert third.weights == (8 * 100,) * 3
+    assert len({sailor.digests[300] for sailor in crew}) == 1
+
+
 def test_a_joiners_first_message_of_a_fragment_weighs_what_it_trained_itself(tmp_path: Path) -> None:
     rule = Rule(staggered(12, 2), sgd(0.8), mixer=weighted(by_tokens(), all_mean()), landing=After(1), merge=blend(0.5))
     strategy = Strategy((rule,), by_name("first*", "*"))

@@ -37,7 +37,7 @@ from atoll.peers.wide.messages import (
     read,
     write,
 )
-from atoll.peers.wide.offers import ENTERED, SAMPLE, STANDS, Offers
+from atoll.peers.wide.offers import ENTERED, PLACE, SAMPLE, STANDS, Offers
 from atoll.peers.wide.samples import Samples
 from atoll.wire import Key, Membership, Post
 
@@ -93,7 +93,7 @@ class Engine:
         self._met: Membership | None = None
         self._posts: dict[Key, Post] = {}
         self._begun: set[Key] = set()
-        self._looked = self._due = -1
+        self._looked, self._at = -1, (-1, -1)
         self._owed: dict[int, Key] = {}
         self._error: AtollError | None = None
         self._closed = False
@@ -222,7 +222,7 @@ class Engine:
             self.offers.entered(sender, fetch.key.round)
             payload, count = memoryview(b""), 1
         elif fetch.key.rule == STANDS:
-            payload, count = memoryview(self._due.to_bytes(8, "little", signed=True)), 1
+            payload, count = memoryview(PLACE.pack(*self._at)), 1
         elif fetch.key.rule == SAMPLE:
             payload, count = self._samples.take(fetch.chunk)
         else:

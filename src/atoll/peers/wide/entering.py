@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.errors import LeftBehind
 from atoll.peers.wide.messages import Bulk, Fetch
-from atoll.peers.wide.offers import KEPT, STANDS, manifest_key, outcome_of, state_key, tensors_of
+from atoll.peers.wide.offers import KEPT, PLACE, STANDS, manifest_key, outcome_of, state_key, tensors_of
 from atoll.wire import Key, Landed, Lost, Snapshot, Source, Take
 
 WINDOW_S, WINDOW = 0.5, 32
@@ -171,11 +171,14 @@ class Entry:
                 return json.loads(text)
         raise OutOfReach(f"none of workers {list(self.donors)}, to fetch a state from, is within reach; come again")
 
-    def stands(self) -> int:
-        """The step of the boundary that is next for the one in whose place this island stands."""
+    def stands(self) -> tuple[int, int]:
+        """The step of the boundary that is next for the one in whose place this island stands, and the last it did."""
         said = self._fetching.whole(Key(STANDS, 0, self.epoch), self.donors[:1])
         assert said is not None
-        return int.from_bytes(said, "little", signed=True)
+        if len(said) != PLACE.size:
+            raise OutOfReach(f"worker {self.donors[0]} does not say where it is; come again")
+        due, step = PLACE.unpack(said)
+        return due, step
 
     def late(self, epoch: int) -> bool:
         """Whether the state is offered no more, when so many epochs have been agreed on."""

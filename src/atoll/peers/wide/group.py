@@ -30,6 +30,9 @@ from atoll.wire import KEEPER, Key, Landed, Lost, Membership, Post, Snapshot, So
 
 READY_S = 0.1
 """Between two looks of a joiner whether the others know of it."""
+DIRECT_S = 2.0
+"""How long an island waits for links to the others before it begins: until then all goes through the coordinator, whose
+link it would fill. Where there is no way, it waits once."""
 _HASHING = ThreadPoolExecutor(1, "atoll-digests")
 
 
@@ -55,6 +58,12 @@ class WideGroup(Engine):
             return self.agree(fingerprint)
         if self.link.me in newest.workers:
             self.membership = Membership(newest.workers, self.link.me, newest.number)
+            self._await_links(newest.workers)
+
+    def _await_links(self, workers: Sequence[int]) -> None:
+        until = time.monotonic() + DIRECT_S
+        while time.monotonic() < until and not all(map(self.link.direct, {*workers} - {self.link.me})):
+            self._wait_a_little(READY_S)
 
     @property
     def joins(self) -> bool:
@@ -80,8 +89,8 @@ class WideGroup(Engine):
         assert self._entry is not None
         return self._entry.expect(key, source)
 
-    def stands(self) -> int:
-        """The step of the boundary that is next for the donor that this island goes along with."""
+    def stands(self) -> tuple[int, int]:
+        """The step of the next boundary of the donor that this island goes along with, and the last it has done."""
         assert self._entry is not None
         return self._entry.stands()
 
@@ -113,9 +122,9 @@ class WideGroup(Engine):
         self._do(act)
         self._wait(lambda: self.member is fresh or None, checks=False)
 
-    def offer(self, capture: Callable[[], State], due: int) -> None:
+    def offer(self, capture: Callable[[], State], due: int, step: int) -> None:
         """Offer this island's state as it is before the boundary at step `due`, if somebody joins."""
-        self._due = due
+        self._at = due, step
         epochs = [epoch for epoch in self.member.epochs if epoch.step <= due]
         for epoch in epochs:
             if epoch.number > self._looked and epoch.joining and self.link.me in epoch.donors:

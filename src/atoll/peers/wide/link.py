@@ -68,6 +68,10 @@ class Link(Protocol):
         dropped if it is wanted no more when its turn comes."""
         ...
 
+    def direct(self, who: int) -> bool:
+        """Whether frames go there without the coordinator."""
+        ...
+
     def start(self, heard: Heard, seen: Seen) -> None:
         """From now on call `heard(sender, frame)` and `seen(address, alive)`, from threads of the link's own."""
         ...
@@ -164,6 +168,12 @@ class ZenohLink:
         lane.put(self.me, parts, wanted)
         if began:
             self._tuning.share()
+
+    def direct(self, who: int) -> bool:
+        """Whether frames go there without the coordinator."""
+        with self._lock:
+            best = self._best(who)
+        return best is not None and best.direct
 
     def close(self) -> None:
         """Drop what is queued, and be gone for the others."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from struct import Struct
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ ASKED = 1024
 """What is asked for before it is there, at most; more is asked for again."""
 MANIFEST, STATE_OF, ENTERED, SAMPLE, STANDS = -10, -11, -12, -13, -14
 """Rule numbers of what is no exchange's, in its key; the round is the number of the epoch."""
+PLACE = Struct("<qq")
+"""What is answered to `STANDS`: the step of the next boundary, and the last that is done."""
 
 
 def manifest_key(epoch: int) -> Key:

@@ -66,6 +66,14 @@ def test_the_queue_of_others_does_not_take_the_link_away() -> None:
     assert link.of_link(10) == pytest.approx(LEAST, abs=0.02)
 
 
+def test_where_others_fill_the_other_ends_link_nothing_is_learned() -> None:
+    link = Emulated(10e6, lambda look: 15e6 if look < 80 else 3e6)
+    link.go(20)
+    before = link.pace.most
+    link.go(20, others_s=0.1)
+    assert link.pace.most == before
+
+
 def test_a_slow_application_is_not_taken_for_a_slow_link() -> None:
     link = Emulated(10e6, lambda look: 15e6 if look % 100 < 40 else 1e6)
     link.go(60)

@@ -19,8 +19,9 @@ DOWN, UP, MOST_UP = 0.04, 0.02, 0.16
 LEAST, MOST = 0.85, 1.25
 """Of the fastest that was seen: queues may be those of others, who must not take the link from this member altogether;
 and no correction is a reason to send much more than was ever possible."""
-USED = 0.95
-"""Whoever has sent less than this part of what it may is held up by something else."""
+USED, SENT = 0.95, 0.75
+"""Whoever has sent less than the first part of what it may is held up by something else; less than the second, and it
+is not for what it sends that packets wait."""
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Pace:
         if most is None:
             self.most = MOST * self._fastest if after <= GROWN * before else None
             return
-        if wait_s is not None and wait_s > WAIT_S:
+        if wait_s is not None and wait_s > WAIT_S and speed > SENT * most:
             most *= 1 - DOWN
         elif wait_s is not None and wait_s < LITTLE_S and speed > USED * most:
             most *= 1 + min(UP * 2 ** max(ups - LOOKS, 0), MOST_UP)

@@ -122,8 +122,11 @@ def _go_along(state: SyncState, group: ElasticGroup) -> None:
     for entry in state.queue:
         if not entry.outcome and entry.snapshot:
             group.expect(entry.key, entry.snapshot)
+    due = state.due
     while (begins := group.begins()) is None or begins > state.due:
-        if group.stands()[0] <= state.due:
+        if due <= state.due:
+            due, _ = group.stands()  # takes a round trip, and is good for all boundaries until there
+        if due <= state.due:
             group.ready()  # until the others agree on it there is nothing to go along with
             continue
         _pass_over(state, state.due)

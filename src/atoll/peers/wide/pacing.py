@@ -9,9 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 LOOKS = 4
-"""So many looks while there was more to send tell a speed: one alone is much too fast while a queue drains."""
+"""So many looks tell a speed: at one alone it is much too fast while a queue drains."""
 GROWN = 1.1
-"""The first search is left to TCP, until it sends no more than so many times as fast as half as many looks before."""
+"""The first search is left to TCP, until at the second half of them it was no more times as fast as at the first."""
 WAIT_S, LITTLE_S = 0.02, 0.01
 """What packets may wait in queues at most, and when that is so little that more may be sent."""
 DOWN, UP, MOST_UP = 0.04, 0.02, 0.16
@@ -33,24 +33,21 @@ class Pace:
     _ups: int = 0
     _last: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOOKS))
 
-    def seen(self, speed: float, wait_s: float | None) -> None:
-        """Since the last look, while there was more to send, all connections sent with this speed, in bytes per second.
-
-        Args: wait_s: what the packets of those with full buffers waited at least; None if none has one.
-        """
+    def seen(self, speed: float, wait_s: float) -> None:
+        """Since the last look, when there was more to send, as there is now, all connections sent with this speed, in
+        bytes per second, and their packets wait at least so long."""
         ups, self._ups = self._ups, 0
         self._last.append(speed)
         if len(self._last) < LOOKS:
             return
         before, after = sum(list(self._last)[: LOOKS // 2]), sum(list(self._last)[LOOKS // 2 :])
-        self._fastest = max(self._fastest, (before + after) / LOOKS)
-        most = self.most
+        self._fastest, most = max(self._fastest, (before + after) / LOOKS), self.most
         if most is None:
             self.most = MOST * self._fastest if after <= GROWN * before else None
             return
-        if wait_s is not None and wait_s > WAIT_S and speed > SENT * most:
+        if wait_s > WAIT_S and speed > SENT * most:
             most *= 1 - DOWN
-        elif wait_s is not None and wait_s < LITTLE_S and speed > USED * most:
+        elif wait_s < LITTLE_S and speed > USED * most:
             most *= 1 + min(UP * 2 ** max(ups - LOOKS, 0), MOST_UP)
             self._ups = ups + 1
         self.most = min(max(most, LEAST * self._fastest), MOST * self._fastest)

@@ -101,7 +101,7 @@ class Tuning:
     def _follow_speed(self) -> None:
         fastest: dict[Ends, int] = {}
         sent: dict[Ends, int] = {}
-        looked = time.monotonic()
+        busy, looked = False, time.monotonic()
         while not self._over.wait(AGAIN_S):
             before, sent, waits = sent, dict[Ends, int](), list[float]()
             for ends, way, told in self._look():
@@ -116,8 +116,9 @@ class Tuning:
                         _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
             now = time.monotonic()
             total = sum(sent[ends] - before[ends] for ends in sent.keys() & before.keys())
-            if self._hearers() and sum(sent.values()) >= KNOWN:
-                self._pace.seen(total / (now - looked), min(waits, default=None))
+            was, busy = busy, len(waits) >= max(self._hearers(), 1)
+            if was and busy and sum(sent.values()) >= KNOWN:
+                self._pace.seen(total / (now - looked), min(waits))
             looked = now
             self.share()
 

@@ -39,6 +39,8 @@ def test_islands_that_know_only_the_coordinator_go_on_without_it(open_link: Call
     hears, _ = Ears(one), Ears(two)
     hears.until(lambda: hears.alive() == {COORDINATOR, 1})
     time.sleep(0.5)  # to find each other
+    assert two.direct(0)
+    assert one.direct(1)
     coordinator.close()
     hears.until(lambda: COORDINATOR not in hears.alive())
     two.send(0, [b"direct"], Priority.CONTROL)
@@ -52,6 +54,8 @@ def test_members_that_listen_nowhere_meet_through_the_coordinator(open_link: Cal
     at_one, at_two = Ears(one), Ears(two)
     at_one.until(lambda: at_one.alive() == {COORDINATOR, 1})
     at_two.until(lambda: at_two.alive() == {COORDINATOR, 0})
+    assert one.direct(COORDINATOR)
+    assert not one.direct(1)
     big = bytes(range(256)) * 4096
     for index in range(10):
         one.send(1, [b"%d" % index, big], Priority.OVERLAPPED)
@@ -177,6 +181,28 @@ def test_a_socket_may_hold_more_once_its_connection_has_shown_to_be_fast(
             island.send(COORDINATOR, [frame], Priority.OVERLAPPED)
         time.sleep(0.1)
     assert MOST in unsent_at_most(place), "gigabytes per second, which fill more than that in HELD_S"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells what a connection has sent")
+def test_the_first_words_after_a_silence_are_more_than_one_packet(open_link: Callable[..., ZenohLink]) -> None:
+    coordinator, island = open_link(COORDINATOR), open_link(0)
+    coordinator.start(lambda sender, frame: None, lambda address, alive: None)
+    ears, other = Ears(island), Ears(open_link(1))
+    ears.until(lambda: ears.alive() == {COORDINATOR, 1})
+    other.until(lambda: other.alive() == {COORDINATOR, 0})
+
+    def sent(word: bytes) -> int:
+        before = sum(told.acked for _, _, told in island._tuning._look())
+        island.send(1, [word], Priority.CONTROL)
+        other.until(lambda: (0, word) in other.frames)
+        time.sleep(0.1)
+        return sum(told.acked for _, _, told in island._tuning._look()) - before
+
+    assert sent(b"first") > 2 * 1448
+    assert sent(b"second") < 1448
+    time.sleep(0.6)
+    assert sent(b"third") > 2 * 1448
+    assert other.frames == [(0, b"first"), (0, b"second"), (0, b"third")], "and nothing else is heard"
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how fast a connection sends")

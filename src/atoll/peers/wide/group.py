@@ -28,8 +28,9 @@ from atoll.peers.wide.offers import entered_key, view
 from atoll.sync.elastic import State
 from atoll.wire import KEEPER, Key, Landed, Lost, Membership, Post, Snapshot, Source, Take
 
-READY_S = 0.1
-"""Between two looks of a joiner whether the others know of it."""
+READY_S, LINKS_S = 0.5, 0.1
+"""How long a joiner waits for the others to name the step at which it begins, before it looks whether they have gone
+on; and between two looks whether there are links."""
 DIRECT_S = 2.0
 """How long an island waits for links to the others before it begins: until then all goes through the coordinator, whose
 link it would fill. Where there is no way, it waits once."""
@@ -63,7 +64,7 @@ class WideGroup(Engine):
     def _await_links(self, workers: Sequence[int]) -> None:
         until = time.monotonic() + DIRECT_S
         while time.monotonic() < until and not all(map(self.link.direct, {*workers} - {self.link.me})):
-            self._wait_a_little(READY_S)
+            self._wait_a_little(LINKS_S)
 
     @property
     def joins(self) -> bool:
@@ -95,9 +96,11 @@ class WideGroup(Engine):
         return self._entry.stands()
 
     def ready(self) -> None:
-        """Tell that this island has gone along with all that has landed; waits a little."""
+        """Tell that this island has gone along with all that has landed; waits a little for the others to know."""
         self._caught_up()
-        self._wait_a_little(READY_S)
+        until = time.monotonic() + READY_S
+        while self.begins() is None and (left := until - time.monotonic()) > 0:
+            self._wait_a_little(left)
 
     def begins(self) -> int | None:
         """The step from which this island takes part, once the coordinator has named it."""

@@ -73,6 +73,11 @@ class Lane:
         """Whether it has had large frames to send lately."""
         return self._large or time.monotonic() - self._lately < LATELY_S
 
+    @property
+    def full(self) -> bool:
+        """Whether it has a large frame to send now."""
+        return self._large or any(is_large(parts) for _, _, parts, _ in list(self._frames))
+
     def put(self, origin: int, parts: Sequence[Part], wanted: Wanted = always) -> None:
         """Queue a frame, which is dropped if it is wanted no more when its turn comes."""
         if is_large(parts):

@@ -224,9 +224,10 @@ class ZenohLink:
                 self._lanes[to, priority] = Lane(name, put, self._best(to), self._tuning.unsent)
             return self._lanes[to, priority]
 
-    def _hearers(self) -> int:
-        """To how many members large frames are on their way."""
-        return len({to for (to, _), lane in list(self._lanes.items()) if lane.busy})
+    def _hearers(self) -> tuple[int, int]:
+        """To how many members large frames have been on their way lately, and for how many there are some now."""
+        lanes = list(self._lanes.items())
+        return len({to for (to, _), lane in lanes if lane.busy}), len({to for (to, _), lane in lanes if lane.full})
 
     def _put(self, to: int, priority: Priority, way: Way, origin: int, parts: Sequence[Part]) -> None:
         """Give a frame to zenoh; waits while the link is full."""

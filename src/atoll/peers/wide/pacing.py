@@ -33,9 +33,12 @@ class Pace:
     _ups: int = 0
     _last: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOOKS))
 
-    def seen(self, speed: float, wait_s: float) -> None:
+    def seen(self, speed: float, wait_s: float | None) -> None:
         """Since the last look, when there was more to send, as there is now, all connections sent with this speed, in
-        bytes per second, and their packets wait at least so long."""
+        bytes per second.
+
+        Args: wait_s: what the packets of those whose buffers are not empty wait at least; None if all are.
+        """
         ups, self._ups = self._ups, 0
         self._last.append(speed)
         if len(self._last) < LOOKS:
@@ -45,9 +48,9 @@ class Pace:
         if most is None:
             self.most = MOST * self._fastest if after <= GROWN * before else None
             return
-        if wait_s > WAIT_S and speed > SENT * most:
+        if wait_s is not None and wait_s > WAIT_S and speed > SENT * most:
             most *= 1 - DOWN
-        elif wait_s < LITTLE_S and speed > USED * most:
+        elif wait_s is not None and wait_s < LITTLE_S and speed > USED * most:
             most *= 1 + min(UP * 2 ** max(ups - LOOKS, 0), MOST_UP)
             self._ups = ups + 1
         self.most = min(max(most, LEAST * self._fastest), MOST * self._fastest)

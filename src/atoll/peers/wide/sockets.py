@@ -54,10 +54,10 @@ class Tuning:
     """Two threads that tune each socket that the session has or will have, as far as the system can.
 
     Args: silence_s: how long the other side may take in nothing; 0.5 is the least. hearers: to how many members more
-    than a few bytes are on their way.
+    than a few bytes have been on their way lately, and for how many more are waiting now.
     """
 
-    def __init__(self, session: zenoh.Session, silence_s: float, hearers: Callable[[], int]) -> None:
+    def __init__(self, session: zenoh.Session, silence_s: float, hearers: Callable[[], tuple[int, int]]) -> None:
         self._hearers, self._over = hearers, threading.Event()
         self._timeout_ms = round(1000 * max(silence_s - PROBES_S, 0.1))
         self._known: dict[int, Ends] = {}
@@ -77,7 +77,7 @@ class Tuning:
     def share(self) -> None:
         """Let each connection send its part of what all may: also when sending to a member begins."""
         if self._pace.most:
-            most = struct.pack("Q", round(self._pace.most / max(self._hearers(), 1)))
+            most = struct.pack("Q", round(self._pace.most / max(self._hearers()[0], 1)))
             for _, way, _ in self._look():
                 way.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, most)
 
@@ -116,9 +116,10 @@ class Tuning:
                         _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
             now = time.monotonic()
             total = sum(sent[ends] - before[ends] for ends in sent.keys() & before.keys())
-            was, busy = busy, len(waits) >= max(self._hearers(), 1)
+            lately, waiting = self._hearers()
+            was, busy = busy, 0 < waiting == lately
             if was and busy and sum(sent.values()) >= KNOWN:
-                self._pace.seen(total / (now - looked), min(waits))
+                self._pace.seen(total / (now - looked), min(waits, default=None))
             looked = now
             self.share()
 

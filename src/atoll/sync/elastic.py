@@ -133,8 +133,8 @@ def _go_along(state: SyncState, group: ElasticGroup) -> None:
         state.membership = group.meet(state.step)
         drive(boundary(state), group)
     # training begins where the others are by now, who would have to wait for it else
-    due, step = group.stands()
-    _pass_over(state, min(step, state.due - 1) if due == state.due else state.step)
+    _, step = group.stands()
+    _pass_over(state, min(step, state.due - 1))
     # what others did before is in none of this worker's messages
     for track in state.tracks:
         track.launched = state.work

@@ -204,15 +204,17 @@ def weight(what: object, seen: set[int]) -> int:
             return 1
 
 
-def refused(corpus: list[bytes], seed: int, messages: int) -> tuple[int, int]:
-    """Noise made of true frames. Returns: how many were refused, and how many taken for messages."""
+def accepted(corpus: list[bytes], seed: int, messages: int) -> list[tuple[bytes, bytes]]:
+    """Of so much noise made of true frames, what was taken for a message, with the frame that it was made of."""
     rng = random.Random(seed)
-    mutator, taken = Mutator(rng), 0
+    mutator, taken = Mutator(rng), list[tuple[bytes, bytes]]()
     for _ in range(messages):
+        frame = rng.choice(corpus)
+        noise = mutator.noise(frame)
         with suppress(BadMessage):
-            read(mutator.noise(rng.choice(corpus)))
-            taken += 1
-    return messages - taken, taken
+            read(noise)
+            taken.append((noise, frame))
+    return taken
 
 
 def main() -> None:
@@ -238,10 +240,11 @@ def main() -> None:
         seed += 1
     per_s = thrown.total() / (time.monotonic() - began)
     print(f"{thrown.total()} messages in runs, {per_s:.0f} per second: {dict(thrown)}")
-    began = time.monotonic()
-    right, wrong = refused(corpus, seed, asked.messages - thrown.total())
-    per_s = (right + wrong) / (time.monotonic() - began)
-    print(f"of noise alone {right} refused and {wrong} accepted, {per_s:.0f} per second")
+    began, alone = time.monotonic(), asked.messages - thrown.total()
+    taken = accepted(corpus, seed, alone)
+    print(f"{alone} of noise alone, {alone / (time.monotonic() - began):.0f} per second, {len(taken)} accepted")
+    for noise, frame in taken:
+        print(f"    {noise[:200]!r}, made of {frame[:200]!r}")
 
 
 if __name__ == "__main__":

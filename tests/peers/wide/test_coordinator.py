@@ -97,13 +97,18 @@ def test_a_link_that_closes_is_believed_at_once_while_others_are_heard(office: O
     assert office.to(0, Gone) == [Gone((1,))]
 
 
-def test_who_is_ready_only_when_the_others_have_come_to_the_end_keeps_nobody(office: Office) -> None:
+def comes_again(office: Office, step: int) -> None:
+    """Worker 1 dies, comes again, and is ready when the others have looked at this step."""
     office.desk.seen(1, False, 112.5)
     office.desk.heard(1, Hello("run", "same", "1", 0, "another life"), 113.0)
     office.promise(0, 2)
     office.desk.heard(1, Ready(5), 113.0)
     office.promise(1)
-    office.promise(0, 2, step=20)
+    office.promise(0, 2, step=step)
+
+
+def test_who_is_ready_only_when_the_others_have_come_to_the_end_keeps_nobody(office: Office) -> None:
+    comes_again(office, step=20)
     assert office.to(1, Epoch)[-1] == Epoch(2, 21, (0, 1, 2), (), ())
     office.desk.heard(0, Done(20), 114.0)
     assert not office.to(0, Done), "another one has not come to it"
@@ -113,12 +118,7 @@ def test_who_is_ready_only_when_the_others_have_come_to_the_end_keeps_nobody(off
 
 
 def test_who_takes_part_before_the_end_is_waited_for(office: Office) -> None:
-    office.desk.seen(1, False, 112.5)
-    office.desk.heard(1, Hello("run", "same", "1", 0, "another life"), 113.0)
-    office.promise(0, 2)
-    office.desk.heard(1, Ready(5), 113.0)
-    office.promise(1)
-    office.promise(0, 2, step=19)
+    comes_again(office, step=19)
     for worker in (0, 2):
         office.desk.heard(worker, Done(20), 114.0)
     assert not office.to(0, Done)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,18 +12,20 @@ from atoll.parts.codecs import float4
 from atoll.parts.fragments import by_name
 from atoll.parts.landings import After
 from atoll.parts.merges import blend
-from atoll.parts.mixers import all_mean, by_tokens, weighted
+from atoll.parts.mixers import Work, all_mean, by_tokens, weighted
 from atoll.parts.outers import nesterov, sgd
 from atoll.parts.schedules import every, staggered
 from atoll.peers.wide.server import Server
 from atoll.recipes.compressed import sparseloco
 from atoll.recipes.diloco import eager_diloco
 from atoll.recipes.gossip import factored_gossip, local_m1_m2, noloco
+from atoll.sync.elastic import State, enter, offer
 from atoll.sync.rule import Rule, Strategy
+from atoll.sync.state import SyncState
 from atoll.testing.islands import Sea, serve
 from atoll.testing.toys import Mlp
 from atoll.testing.turns import run_turns
-from atoll.wire import Keep, Landed, Launched, Lost
+from atoll.wire import Keep, Landed, Launched, Lost, Membership
 from tests.peers.wide.crew import Sailor
 
 DILOCO = Strategy((Rule(every(5), outer=nesterov(0.7, 0.9)),))
@@ -120,6 +123,23 @@ def test_nobody_waits_for_a_joiner_to_take_the_steps_that_the_others_have_taken(
     assert second.weights == (8 * 100, 8 * 100, 8 * (200 - crew[2].entered[0]))
     assert third.weights == (8 * 100,) * 3
     assert len({sailor.digests[300] for sailor in crew}) == 1
+
+
+@pytest.mark.parametrize(("stands", "begins"), [((5, 3), 3), ((5, 5), 4), ((10, 7), 4)])
+def test_a_joiner_has_a_step_left_before_its_boundary_however_far_the_others_are(
+    stands: tuple[int, int], begins: int
+) -> None:
+    both = Membership((0, 1), 0)
+    donor, joiner = (SyncState(Mlp(), DILOCO, both, Work(0, 0)) for _ in range(2))
+    offered = list[State]()
+    offer(donor, SimpleNamespace(offer=lambda capture, due, step: offered.append(capture())))  # type: ignore[arg-type]
+    ((meta, tensors),) = offered
+    group = SimpleNamespace(
+        joins=True, enter=lambda alike: (meta, dict(tensors)), begins=lambda: 5, stands=lambda: stands
+    )
+    enter(joiner, group)  # type: ignore[arg-type]
+    assert (joiner.step, joiner.due) == (begins, 5)
+    assert joiner.tracks[0].launched == joiner.work
 
 
 def test_a_joiners_first_message_of_a_fragment_weighs_what_it_trained_itself(tmp_path: Path) -> None:

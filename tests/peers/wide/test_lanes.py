@@ -1,5 +1,6 @@
 """The end of a transfer, which TLS keeps until something more is written."""
 
+import threading
 import time
 from collections.abc import Sequence
 
@@ -49,3 +50,25 @@ def test_they_end_when_there_is_nothing_to_push() -> None:
 
 def test_a_short_frame_needs_none() -> None:
     assert len(sent(LARGE - 1, full_s=0.0, seconds=0.3)) == 1
+
+
+def test_a_lane_is_full_until_its_large_frames_have_been_taken() -> None:
+    takes = threading.Event()
+
+    def hand_over(way: Way, origin: int, parts: Sequence[Part]) -> None:
+        takes.wait(5.0)
+
+    lane = Lane("lane", hand_over, None, lambda: False)
+    lane.put(0, [b"a few words"])
+    assert not lane.full
+    lane.put(0, [bytes(LARGE)])
+    assert lane.full, "it waits for a way"
+    lane.aim(WAY)
+    time.sleep(0.1)
+    assert lane.full, "it is not taken yet"
+    takes.set()
+    time.sleep(0.1)
+    assert not lane.full
+    assert lane.busy, "lately it was"
+    lane.close()
+    lane.thread.join()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.peers.wide.pacing import LEAST, Pace
+from atoll.peers.wide.pacing import Pace
 
 LOOK_S = 0.25
 
@@ -63,7 +63,7 @@ def test_the_queue_of_others_does_not_take_the_link_away() -> None:
     link = Emulated(10e6, lambda look: 15e6)
     link.go(10)
     link.go(60, others_s=0.1)
-    assert link.of_link(10) == pytest.approx(LEAST, abs=0.02)
+    assert link.of_link(10) > 0.8
 
 
 def test_where_others_fill_the_other_ends_link_nothing_is_learned() -> None:

@@ -1,13 +1,11 @@
 """Links over zenoh on this machine's loopback: who hears what, in which order, and who is seen to come and go."""
 
-import os
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from atoll.errors import GroupError
 from atoll.peers.wide import lanes, sessions
 from atoll.peers.wide.credentials import Authority
 from atoll.peers.wide.link import COORDINATOR, Priority, ZenohLink
-from atoll.peers.wide.sockets import FIRST, MOST, SO_MAX_PACING_RATE
 from tests.peers.wide.links import LEASE_S, Between, Ears, child, equip, free_place
 
 
@@ -164,84 +161,6 @@ def test_the_end_of_a_member_for_whom_frames_wait_holds_up_no_other(folder: Path
             time.sleep(0.1)
             link.send(1, [b"%d" % number], Priority.CONTROL)
         at_other.until(lambda: len(at_other.frames) == 10, 2.0)
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how fast a connection sends")
-def test_a_socket_may_hold_more_once_its_connection_has_shown_to_be_fast(folder: Path, place: str) -> None:
-    """Through one who reads slowly, so that there is always something that has not been sent."""
-    between = Between(place)
-    with (
-        closing(ZenohLink("r1", COORDINATOR, folder / str(COORDINATOR), listen=[place])) as coordinator,
-        closing(ZenohLink("r1", 0, folder / "0", connect=[between.place])) as island,
-    ):
-        coordinator.start(lambda sender, frame: None, lambda address, alive: None)
-        ears, frame = Ears(island), bytes(1 << 20)
-        ears.until(lambda: ears.alive() == {COORDINATOR})
-        assert FIRST in unsent_at_most(between.place)
-        for _ in range(256):
-            island.send(COORDINATOR, [frame], Priority.OVERLAPPED)
-        until = time.monotonic() + 10.0
-        while MOST not in unsent_at_most(between.place) and time.monotonic() < until:
-            time.sleep(0.1)
-        assert MOST in unsent_at_most(between.place), "within a machine pieces arrive at gigabytes per second"
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells what a connection has sent")
-def test_the_first_words_after_a_silence_are_more_than_one_packet(open_link: Callable[..., ZenohLink]) -> None:
-    coordinator, island = open_link(COORDINATOR), open_link(0)
-    coordinator.start(lambda sender, frame: None, lambda address, alive: None)
-    ears, other = Ears(island), Ears(open_link(1))
-    ears.until(lambda: ears.alive() == {COORDINATOR, 1})
-    other.until(lambda: other.alive() == {COORDINATOR, 0})
-
-    def sent(word: bytes) -> int:
-        before = sum(told.acked for _, _, told in island._tuning._look())
-        island.send(1, [word], Priority.CONTROL)
-        other.until(lambda: (0, word) in other.frames)
-        time.sleep(0.1)
-        return sum(told.acked for _, _, told in island._tuning._look()) - before
-
-    assert sent(b"first") > 2 * 1448
-    assert sent(b"second") < 1448
-    time.sleep(0.6)
-    assert sent(b"third") > 2 * 1448
-    assert other.frames == [(0, b"first"), (0, b"second"), (0, b"third")], "and nothing else is heard"
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how fast a connection sends")
-def test_connections_that_begin_together_share_what_all_have_been_seen_to_send(
-    open_link: Callable[..., ZenohLink], folder: Path, place: str
-) -> None:
-    link = open_link(COORDINATOR)
-    ears = Ears(link)
-    with child(folder, 0, place) as one, child(folder, 1, place) as other:
-        ears.until(lambda: ears.alive() == {0, 1})
-        assert set(at_most(place, socket.SOL_SOCKET, SO_MAX_PACING_RATE)) == {-1}, "as fast as they like"
-        link._tuning._pace.most = 8e6
-        for island, to in ((one, 0), (other, 1)):
-            island.send_signal(signal.SIGSTOP)
-            for _ in range(32):
-                link.send(to, [bytes(1 << 20)], Priority.OVERLAPPED)
-        assert set(at_most(place, socket.SOL_SOCKET, SO_MAX_PACING_RATE)) == {4_000_000}, "a half"
-        for island in (one, other):
-            island.send_signal(signal.SIGCONT)
-
-
-def unsent_at_most(place: str) -> list[int]:
-    """What this process's connections to a place may hold each."""
-    return at_most(place, socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-
-
-def at_most(place: str, level: int, option: int) -> list[int]:
-    """An option of this process's connections to or at a place."""
-    found: list[int] = []
-    for descriptor in os.listdir("/dev/fd"):
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.stat(int(descriptor)).st_mode):
-                with socket.socket(fileno=os.dup(int(descriptor))) as way:
-                    if int(place.rpartition(":")[2]) in (way.getsockname()[1], way.getpeername()[1]):
-                        found.append(way.getsockopt(level, option))
-    return found
 
 
 def test_a_frame_that_is_wanted_no_more_is_not_sent(

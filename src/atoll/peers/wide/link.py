@@ -40,10 +40,6 @@ PASSED = 256
 """Frames that the coordinator holds for a member, per priority, on behalf of others; more are dropped."""
 UNHEARD = 64
 """Frames that have come and wait to be heard; then the senders wait."""
-SILENCE_S, STIR = 0.5, bytes(3000)
-"""What goes along with the first words to an island after so many seconds, and is not heard: more than one packet. When
-the shortest round trip that BBR knows is ten seconds old, it stops for 0.3 s to measure it, in the middle of what
-follows, unless the first answer after a silence tells it; and the answer to a single small packet does not count."""
 
 Heard = Callable[[int, bytes], None]
 Seen = Callable[[int, bool], None]
@@ -123,7 +119,6 @@ class ZenohLink:
         self._ways: dict[int, set[Way]] = {}
         self._lanes: dict[tuple[int, Priority], Lane] = {}
         self._past = list[threading.Thread]()
-        self._put_at = dict[int, float]()
         # a token ends when nobody refers to it
         self._tokens: dict[tuple[int, int], zenoh.LivelinessToken] = {}
         self._session = open_session(credentials, listen, connect, lease_s)
@@ -232,7 +227,6 @@ class ZenohLink:
     def _put(self, to: int, priority: Priority, way: Way, origin: int, parts: Sequence[Part]) -> None:
         """Give a frame to zenoh; waits while the link is full."""
         frame = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
-        stirs = to != COORDINATOR and frame and time.monotonic() - self._put_at.get(to, 0.0) > SILENCE_S
         with suppress(zenoh.ZError):  # the session was closed in the meantime
             self._session.put(
                 f"{self._root}/{'to' if way.direct else 'pass'}/{to}/{way.since}/{origin}",
@@ -240,11 +234,9 @@ class ZenohLink:
                 congestion_control=zenoh.CongestionControl.BLOCK,
                 priority=_ZENOHS[priority],
                 express=priority == Priority.CONTROL,
-                attachment=STIR if stirs else None,
             )
             with self._lock:
                 self.sent += len(frame)
-                self._put_at[to] = time.monotonic()
 
     def _pass_on(self, sample: zenoh.Sample) -> None:
         """The coordinator's service to members that cannot reach each other."""

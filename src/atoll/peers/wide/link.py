@@ -30,6 +30,7 @@ import zenoh
 from zenoh.handlers import FifoChannel
 
 from atoll.errors import GroupError, UsageError
+from atoll.peers.wide.bbr import SILENCE_S, STIR
 from atoll.peers.wide.lanes import Lane, Part, Wanted, Way, always, is_large
 from atoll.peers.wide.sessions import OPEN_S, follow, open_session
 from atoll.peers.wide.sockets import Tuning, cut
@@ -119,6 +120,7 @@ class ZenohLink:
         self._ways: dict[int, set[Way]] = {}
         self._lanes: dict[tuple[int, Priority], Lane] = {}
         self._past = list[threading.Thread]()
+        self._put_at = dict[int, float]()
         # a token ends when nobody refers to it
         self._tokens: dict[tuple[int, int], zenoh.LivelinessToken] = {}
         self._session = open_session(credentials, listen, connect, lease_s)
@@ -227,6 +229,7 @@ class ZenohLink:
     def _put(self, to: int, priority: Priority, way: Way, origin: int, parts: Sequence[Part]) -> None:
         """Give a frame to zenoh; waits while the link is full."""
         frame = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
+        stirs = to != COORDINATOR and frame and time.monotonic() - self._put_at.get(to, 0.0) > SILENCE_S
         with suppress(zenoh.ZError):  # the session was closed in the meantime
             self._session.put(
                 f"{self._root}/{'to' if way.direct else 'pass'}/{to}/{way.since}/{origin}",
@@ -234,9 +237,11 @@ class ZenohLink:
                 congestion_control=zenoh.CongestionControl.BLOCK,
                 priority=_ZENOHS[priority],
                 express=priority == Priority.CONTROL,
+                attachment=STIR if stirs else None,
             )
             with self._lock:
                 self.sent += len(frame)
+                self._put_at[to] = time.monotonic()
 
     def _pass_on(self, sample: zenoh.Sample) -> None:
         """The coordinator's service to members that cannot reach each other."""

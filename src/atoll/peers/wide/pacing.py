@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 LOOKS = 4
 """So many looks tell a speed: at one alone it is much too fast while a queue drains."""
 GROWN = 1.1
-"""The first search is left to TCP, until at the second half of them it was no more times as fast as at the first."""
+"""The first search is left to TCP, until a look makes the fastest no more times as fast as it was."""
 WAIT_S, LITTLE_S = 0.02, 0.01
 """What packets may wait in queues at most, and when that is so little that more may be sent."""
 DOWN, UP, MOST_UP = 0.04, 0.02, 0.16
@@ -19,38 +19,53 @@ DOWN, UP, MOST_UP = 0.04, 0.02, 0.16
 LEAST, MOST = 0.85, 1.25
 """Of the fastest that was seen: queues may be those of others, who must not take the link from this member altogether;
 and no correction is a reason to send much more than was ever possible."""
-USED, SENT = 0.95, 0.75
-"""Whoever has sent less than the first part of what it may is held up by something else; less than the second, and it
-is not for what it sends that packets wait."""
+SENT = 0.75
+"""Whoever has sent less than this part of what was possible was held up by something else."""
 
 
 @dataclass
 class Pace:
-    """Attributes: most: bytes per second, or None as long as nothing is known."""
+    """What is known of one member's link.
+
+    A look counts if what was sent tells how fast the link is: there was more to send all the time, or packets waited at
+    both ends. Where they still wait at `LEAST` they do so for others, or always: only what comes on top counts then.
+
+    Attributes: most: bytes per second, or None as long as nothing is known.
+    """
 
     most: float | None = None
     _fastest: float = 0.0
     _ups: int = 0
+    _waited_s: float = 0.0
+    _theirs_s: float = 0.0
     _last: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOOKS))
 
-    def seen(self, speed: float, wait_s: float | None) -> None:
-        """Since the last look, when there was more to send, as there is now, all connections sent with this speed, in
-        bytes per second.
+    def seen(self, speed: float, wait_s: float, pushed: bool) -> None:
+        """Since the last look all connections that have sent much did so with this speed, in bytes per second.
 
-        Args: wait_s: what the packets of those whose buffers are not empty wait at least; None if all are.
+        Args: wait_s: what their packets wait at least. pushed: whether each had more to send at both ends.
         """
+        least_s, self._waited_s = min(self._waited_s, wait_s), wait_s
+        queued = least_s - self._theirs_s > WAIT_S
+        usual = max(self._fastest, sum(self._last) / LOOKS)
+        if not pushed and not (queued and speed > SENT * usual):
+            return
         ups, self._ups = self._ups, 0
         self._last.append(speed)
         if len(self._last) < LOOKS:
             return
-        before, after = sum(list(self._last)[: LOOKS // 2]), sum(list(self._last)[LOOKS // 2 :])
-        self._fastest, most = max(self._fastest, (before + after) / LOOKS), self.most
+        mean, most, fastest = sum(self._last) / LOOKS, self.most, self._fastest
+        self._fastest = max(fastest, mean)
         if most is None:
-            self.most = MOST * self._fastest if after <= GROWN * before else None
+            self.most = MOST * self._fastest if mean <= GROWN * fastest else None
             return
-        if wait_s is not None and wait_s > WAIT_S and speed > SENT * most:
+        self._theirs_s = min(self._theirs_s, wait_s)
+        ours_s = wait_s - self._theirs_s
+        if speed > SENT * most and ours_s > WAIT_S:
+            if most <= LEAST * self._fastest:
+                self._theirs_s = least_s
             most *= 1 - DOWN
-        elif wait_s is not None and wait_s < LITTLE_S and speed > USED * most:
+        elif speed > SENT * most and ours_s < LITTLE_S:
             most *= 1 + min(UP * 2 ** max(ups - LOOKS, 0), MOST_UP)
             self._ups = ups + 1
         self.most = min(max(most, LEAST * self._fastest), MOST * self._fastest)

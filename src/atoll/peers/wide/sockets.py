@@ -7,10 +7,8 @@ what has not been sent. It must not be too little either: whenever a socket runs
 what it measures for the application's speed and stays in its first phase, in which it sends three times too fast and
 loses what the link does not take. So each socket may hold what it sends in `HELD_S`.
 
-Each connection may send its share of what all of this member's may send together (`pacing`). When the shortest round
-trip that BBR knows is ten seconds old, it stops for 0.3 s to measure it, in the middle of an exchange, and the members
-for whom its connection waits stop with it. As pacing keeps queues short, there is nothing to measure, so BBR is begun
-anew before: it keeps its window, and pacing bounds its search.
+Each connection may send its share of what all of this member's may send together (`pacing`). Then BBR need not stop to
+measure, and is begun anew before it does (`bbr`).
 
 While a frame waits for a member that does not read, zenoh can neither give that member up when its lease is over nor
 close the session: all stands still until the frame is given up. It goes on once the connection is broken, so a
@@ -25,11 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import zenoh
 
+from atoll.peers.wide.bbr import Trips
 from atoll.peers.wide.pacing import Pace
 from atoll.peers.wide.sessions import follow
 
@@ -41,8 +39,8 @@ FIRST, LEAST, MOST = 1 << 20, 128 << 10, 4 << 20
 """Bytes that a socket may hold before its speed is known, and at least and at most after that."""
 KNOWN = 4 << 20
 """Bytes that a connection has sent when its speed is taken to be known: TCP begins slowly."""
-RENEWED_S = 8.0
-"""How old BBR's shortest round trip may become."""
+MUCH = 64 << 10
+"""Bytes between two looks that are more than a few words."""
 PROBES_S = 0.4
 """What Linux takes beyond TCP_USER_TIMEOUT, because it begins to count at its first probe."""
 SO_MAX_PACING_RATE = 47
@@ -67,7 +65,7 @@ class Tuning:
         self._hearers, self._over = hearers, threading.Event()
         self._timeout_ms = round(1000 * max(silence_s - PROBES_S, 0.1))
         self._known: dict[int, Ends] = {}
-        self._pace, self._renewing = Pace(), may_renew()
+        self._pace, self._trips = Pace(), Trips()
         again = threading.Thread(target=self._follow_speed, name="atoll-tunes", daemon=True)
         again.start()
         self.threads = [follow(session.info.declare_link_events_listener(history=True), self._changed), again]
@@ -107,29 +105,28 @@ class Tuning:
     def _follow_speed(self) -> None:
         fastest: dict[Ends, int] = {}
         sent: dict[Ends, int] = {}
-        renewed: dict[Ends, float] = {}
-        busy, looked = False, time.monotonic()
+        pushed, looked = False, time.monotonic()
         while not self._over.wait(AGAIN_S):
-            before, sent, waits = sent, dict[Ends, int](), list[float]()
-            now = time.monotonic()
+            before, sent, waits, full = sent, dict[Ends, int](), list[float](), 0
             for ends, way, told in self._look():
-                if self._renewing and self._pace.most and now - renewed.get(ends, -RENEWED_S) >= RENEWED_S:
-                    _renew(way)
-                    renewed[ends] = now
                 with suppress(OSError):  # it has been broken meanwhile
                     if way.getsockname()[0] != way.getpeername()[0]:  # within a machine no link is shared
                         sent[ends] = told.delivered * told.piece
-                        if told.unsent:
+                        if sent[ends] - before.get(ends, sent[ends]) > MUCH:
                             waits.append((told.rtt - told.least_rtt) / 1e6)
+                            full += told.unsent > 0
+                            if self._pace.most:
+                                self._trips.sends(ends, way)
                 if told.unsent:
                     fastest[ends] = max(told.speed, fastest.get(ends, 0))
                     if told.acked >= KNOWN:
                         _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
+            now = time.monotonic()
             total = sum(sent[ends] - before[ends] for ends in sent.keys() & before.keys())
             lately, waiting = self._hearers()
-            was, busy = busy, 0 < waiting == lately
-            if was and busy and sum(sent.values()) >= KNOWN:
-                self._pace.seen(total / (now - looked), min(waits, default=None))
+            was, pushed = pushed, 0 < lately <= max(full, waiting)
+            if waits and sum(sent.values()) >= KNOWN:
+                self._pace.seen(total / (now - looked), min(waits), was and pushed)
             looked = now
             self.share()
 
@@ -161,19 +158,6 @@ def _told(way: socket.socket) -> _Told | None:
 def _set(way: socket.socket, name: str, value: int) -> None:
     if hasattr(socket, name):
         way.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def may_renew() -> bool:
-    """Whether a connection that has left BBR may come back to it."""
-    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-    return allowed.exists() and "bbr" in allowed.read_text().split()
-
-
-def _renew(way: socket.socket) -> None:
-    """Begin BBR anew, if that is what decides how fast a connection sends."""
-    if way.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"bbr":
-        for name in (b"reno", b"bbr"):
-            way.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
 
 
 def cut(links: list[zenoh.Link]) -> None:

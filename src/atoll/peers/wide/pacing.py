@@ -8,27 +8,30 @@ same link: how fast it was is remembered, and then only corrected, by how long p
 from collections import deque
 from dataclasses import dataclass, field
 
+OVER = 3
+"""A speed is measured over so many looks, of which there are ten in a second: answers come in bursts."""
 LOOKS = 4
-"""So many looks tell a speed: at one alone it is much too fast while a queue drains."""
-GROWN = 1.1
+"""The mean of so many speeds tells how fast a link is: one alone is much too fast while a queue drains."""
+GROWN = 1.05
 """The first search is left to TCP, until a look makes the fastest no more times as fast as it was."""
-WAIT_S, LITTLE_S = 0.02, 0.01
+WAIT_S, LITTLE_S = 0.025, 0.015
 """What packets may wait in queues at most, and when that is so little that more may be sent."""
-DOWN, UP, MOST_UP = 0.04, 0.02, 0.16
-"""The part by which it is corrected at a look; upwards, if `LOOKS` were not enough, twice as much each time."""
+DOWN, UP, MOST_UP = 0.016, 0.016, 0.064
+"""The part by which it is corrected at a look; upwards at most, as it becomes more if a second was not enough."""
 LEAST, MOST = 0.85, 1.25
 """Of the fastest that was seen: queues may be those of others, who must not take the link from this member altogether;
 and no correction is a reason to send much more than was ever possible."""
-SENT = 0.75
-"""Whoever has sent less than this part of what was possible was held up by something else."""
+USED, SENT = 0.85, 0.75
+"""Whoever has sent less than the first part of what it may is held up by something else; less than the second, and it
+is not for what it sends that packets wait."""
 
 
 @dataclass
 class Pace:
     """What is known of one member's link.
 
-    A look counts if what was sent tells how fast the link is: there was more to send all the time, or packets waited at
-    both ends. Where they still wait at `LEAST` they do so for others, or always: only what comes on top counts then.
+    A look counts if what was sent tells how fast the link is: at both ends there was more to send, or packets waited.
+    Where they still wait at `LEAST` they do so for others, or always: only what comes on top counts then.
 
     Attributes: most: bytes per second, or None as long as nothing is known.
     """
@@ -36,16 +39,17 @@ class Pace:
     most: float | None = None
     _fastest: float = 0.0
     _ups: int = 0
-    _waited_s: float = 0.0
     _theirs_s: float = 0.0
+    _waits_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=OVER + 1))
     _last: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOOKS))
 
     def seen(self, speed: float, wait_s: float, pushed: bool) -> None:
-        """Since the last look all connections that have sent much did so with this speed, in bytes per second.
+        """Over the last looks all connections that have sent much did so with this speed, in bytes per second.
 
-        Args: wait_s: what their packets wait at least. pushed: whether each had more to send at both ends.
+        Args: wait_s: what their packets wait at least now. pushed: whether each had more to send, at both ends.
         """
-        least_s, self._waited_s = min(self._waited_s, wait_s), wait_s
+        self._waits_s.append(wait_s)
+        least_s = min(self._waits_s[0], wait_s)
         queued = least_s - self._theirs_s > WAIT_S
         usual = max(self._fastest, sum(self._last) / LOOKS)
         if not pushed and not (queued and speed > SENT * usual):
@@ -65,7 +69,7 @@ class Pace:
             if most <= LEAST * self._fastest:
                 self._theirs_s = least_s
             most *= 1 - DOWN
-        elif speed > SENT * most and ours_s < LITTLE_S:
-            most *= 1 + min(UP * 2 ** max(ups - LOOKS, 0), MOST_UP)
+        elif speed > USED * most and ours_s < LITTLE_S:
+            most *= 1 + min(UP * 1.3 ** max(ups - 10, 0), MOST_UP)
             self._ups = ups + 1
         self.most = min(max(most, LEAST * self._fastest), MOST * self._fastest)

@@ -21,6 +21,7 @@ import stat
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
@@ -28,19 +29,19 @@ from typing import NamedTuple
 import zenoh
 
 from atoll.peers.wide.bbr import Trips
-from atoll.peers.wide.pacing import Pace
+from atoll.peers.wide.pacing import OVER, Pace
 from atoll.peers.wide.sessions import follow
 
 HELD_S = 0.1
 """For so long a frame may wait for those that the kernel has and has not sent."""
-AGAIN_S = 0.25
+AGAIN_S = 0.1
 """Seconds between two looks at how fast sockets send."""
 FIRST, LEAST, MOST = 1 << 20, 128 << 10, 4 << 20
 """Bytes that a socket may hold before its speed is known, and at least and at most after that."""
 KNOWN = 4 << 20
 """Bytes that a connection has sent when its speed is taken to be known: TCP begins slowly."""
 MUCH = 64 << 10
-"""Bytes between two looks that are more than a few words."""
+"""Bytes over `OVER` looks that are more than a few words."""
 PROBES_S = 0.4
 """What Linux takes beyond TCP_USER_TIMEOUT, because it begins to count at its first probe."""
 SO_MAX_PACING_RATE = 47
@@ -104,10 +105,10 @@ class Tuning:
 
     def _follow_speed(self) -> None:
         fastest: dict[Ends, int] = {}
-        sent: dict[Ends, int] = {}
-        pushed, looked = False, time.monotonic()
+        past = deque[tuple[float, dict[Ends, int], bool]](maxlen=OVER)
         while not self._over.wait(AGAIN_S):
-            before, sent, waits, full = sent, dict[Ends, int](), list[float](), 0
+            since, before, had = past[0] if past else (0.0, dict[Ends, int](), False)
+            sent, waits, full = dict[Ends, int](), list[float](), 0
             for ends, way, told in self._look():
                 with suppress(OSError):  # it has been broken meanwhile
                     if way.getsockname()[0] != way.getpeername()[0]:  # within a machine no link is shared
@@ -122,12 +123,12 @@ class Tuning:
                     if told.acked >= KNOWN:
                         _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
             now = time.monotonic()
-            total = sum(sent[ends] - before[ends] for ends in sent.keys() & before.keys())
             lately, waiting = self._hearers()
-            was, pushed = pushed, 0 < lately <= max(full, waiting)
+            pushed = 0 < lately <= max(full, waiting)
             if waits and sum(sent.values()) >= KNOWN:
-                self._pace.seen(total / (now - looked), min(waits), was and pushed)
-            looked = now
+                total = sum(sent[ends] - before[ends] for ends in sent.keys() & before.keys())
+                self._pace.seen(total / (now - since), min(waits), had and pushed)
+            past.append((now, sent, pushed))
             self.share()
 
 

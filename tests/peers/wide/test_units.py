@@ -1,6 +1,5 @@
 """The account of units against a plain world: who trains what, who dies, what of it landed with whom."""
 
-import copy
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,10 +80,10 @@ class World:
         self.units = Units(Ledger(self.path), self._send, self.said.append)
 
     def restart(self) -> None:
-        before = {worker: [_kept(stay) for stay in stays] for worker, stays in self.units.stays.items() if stays}
+        before = {worker: stays for worker, stays in self.units.stays.items() if stays}
         self.units.ledger.close()
         self.start()
-        assert {worker: [_kept(stay) for stay in stays] for worker, stays in self.units.stays.items()} == before
+        assert self.units.stays == before
 
     def _send(self, to: int, message: Message) -> None:
         assert isinstance(message, Lease)
@@ -97,9 +96,9 @@ class World:
     def present(self) -> list[int]:
         return sorted(worker for worker, life in self.living.items() if life.trains)
 
-    def report(self, life: Life) -> None:
+    def report(self, life: Life, *, surely: bool = False) -> None:
         """Its account, which may be lost on its way."""
-        if self.silent and self.rng.random() < 0.4:
+        if self.silent and not surely and self.rng.random() < 0.4:
             return
         counts = {worker: [0] * self.fragments for worker, _ in life.landed}
         for (worker, fragment), launched in life.landed.items():
@@ -126,6 +125,12 @@ class World:
         self.living[worker] = Life(worker, name, self.units.came(worker, name, self.step), trains)
         self.units.governed(self.step + 1, set(self.living))
 
+    def enter(self, life: Life) -> None:
+        """It has fetched a state, and takes part: all others have promised it, each behind an account."""
+        for worker in self.present():
+            self.report(self.living[worker], surely=True)
+        life.trains = True
+
     def die(self, worker: int) -> None:
         """Its messages under way count or do not, for all alike."""
         life = self.living.pop(worker)
@@ -135,6 +140,7 @@ class World:
                 each.inside.discard(life.name)
         self.units.lost([worker])
         self.units.governed(self.step + 1, set(self.living))
+        self._settle()
 
     def train(self) -> None:
         """One inner step of all, and its boundary."""
@@ -189,6 +195,9 @@ class World:
         for life in self.living.values():
             if life.trains:
                 self.report(life)
+        self._settle()
+
+    def _settle(self) -> None:
         for life in [life for life in self.dead if not any(life.name in each.members for each in self.flying)]:
             # what did not count by now never will
             self.dead.remove(life)
@@ -203,12 +212,6 @@ class World:
                 del self.held[unit]
 
 
-def _kept(stay: object) -> object:
-    seen = copy.copy(stay)
-    seen.parts = ()  # type: ignore[attr-defined]
-    return seen
-
-
 def sail(world: World, steps: int, workers: int) -> None:
     """Train, with whatever happens."""
     rng = world.rng
@@ -217,7 +220,8 @@ def sail(world: World, steps: int, workers: int) -> None:
     for _ in range(steps):
         for life in world.living.values():
             # who fetches a state takes part from the next boundary on
-            life.trains = life.trains or (world.step % PERIOD == 0 and rng.random() < 0.7)
+            if not life.trains and world.step % PERIOD == 0 and rng.random() < 0.7:
+                world.enter(life)
         world.train()
         away = [worker for worker in range(world.shards) if worker not in world.living]
         if len(world.present()) > 1 and rng.random() < 0.03:
@@ -252,7 +256,7 @@ def test_no_unit_is_trained_twice_and_nothing_is_left_behind(
         world.silent = False
         world.rng = random.Random(1)
         for life in world.living.values():
-            life.trains = True
+            world.enter(life)
         world.die = lambda worker: None  # type: ignore[method-assign]
         for turn in range(60):
             for _ in range(LEASE):

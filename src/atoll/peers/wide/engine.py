@@ -32,6 +32,7 @@ from atoll.peers.wide.messages import (
     Hello,
     Lease,
     Message,
+    Promise,
     Ready,
     Welcome,
     read,
@@ -204,6 +205,9 @@ class Engine:
             self._send(donor, Fetch(key, 0), Priority.CONTROL)
 
     def _send(self, to: int, message: Message, priority: Priority) -> None:
+        if isinstance(message, Promise):
+            # who comes in by it holds what has landed here: that must be known, should this island be lost
+            self.units.again()
         # the same message goes to many: it is written once
         if message is not self._written[0]:
             self._written = (message, write(message))

@@ -116,9 +116,11 @@ class Book:
         """All of them, in the order of each worker's."""
         connection, found = self._ledger.connection, dict[tuple[int, int], Stay]()
         for worker, number, record in connection.execute("select * from stays order by worker, number").fetchall():
-            life, first, since, until, lost, closed, counts, lease = json.loads(record)
+            life, first, since, until, lost, closed, counts, lease, parts = json.loads(record)
             lease = tuple(lease) if lease else None
-            found[worker, number] = Stay(worker, number, life, first, since, until, lost, closed, counts, lease)
+            found[worker, number] = Stay(
+                worker, number, life, first, since, until, lost, closed, counts, lease, tuple(parts)
+            )
         for worker, number, *run in connection.execute("select * from runs").fetchall():
             made = Run(*run)
             found[worker, number].runs[made.key] = made
@@ -126,8 +128,10 @@ class Book:
 
     def write(self, stay: Stay, runs: Iterable[Run] = ()) -> None:
         """A stay, and those of its runs that have changed."""
-        record = [stay.life, stay.first, stay.since, stay.until, stay.lost, stay.closed, stay.counts, stay.lease]
         place = (stay.worker, stay.number)
+        when = [stay.since, stay.until, stay.lost, stay.closed]
+        # of parts, too: who told them may be gone, and who came after that knows only what has landed since
+        record = [stay.life, stay.first, *when, stay.counts, stay.lease, stay.parts]
         with self.together():
             self._execute("insert or replace into stays values (?, ?, ?)", [(*place, json.dumps(record))])
             rows = [(*place, run.step, run.shard, run.first, run.count) for run in runs]

@@ -159,9 +159,9 @@ class Units:
             if not stay.closed and len(stay.parts or parts) == len(parts):
                 # what left later is of a later life
                 mine = [step if stay.until is None or step < stay.until else 0 for step in parts]
-                stay.parts = tuple(max(pair) for pair in zip(stay.parts or mine, mine, strict=True))
-                if (through := min(stay.parts, default=0)) > stay.counts:
-                    stay.counts = through
+                known, stay.parts = stay.parts, tuple(max(pair) for pair in zip(stay.parts or mine, mine, strict=True))
+                stay.counts = max(stay.counts, min(stay.parts, default=0))
+                if stay.parts != known:
                     self.book.write(stay)
 
     def _close(self, over: int) -> None:

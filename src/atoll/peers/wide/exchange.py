@@ -12,7 +12,7 @@ before all who are left have it: what is used is the same everywhere, whatever h
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from hashlib import sha256
 
@@ -228,14 +228,14 @@ class Exchange:
         self.held = None if complete else self._reports
         return Report(self.post.key, self.post.to, epoch, version, self._reports, complete, silent)
 
-    def ask_again(self) -> None:
-        """Ask for everything that is missing, and say again what others may have missed."""
+    def ask_again(self, of: Collection[int]) -> None:
+        """Ask these for everything of theirs that is missing, and say again what any may have missed."""
         mine = self._heads.get(self.me)
         for worker in self.left:
             if worker != self.me and mine:
                 self._send(worker, mine)
         for origin, phase, part, chunks in self._missing():
-            for first in range(0, len(chunks), LONG):
+            for first in range(0, len(chunks) if origin in of else 0, LONG):
                 self._send(origin, Want(self.post.key, phase, self.version, part, tuple(chunks[first : first + LONG])))
         self._vote()
 

@@ -8,6 +8,7 @@
 So the coordinator is needed when something goes wrong, and not to train.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,8 @@ REMEMBERED = 4096
 PUT_BY = 4096
 """Messages of exchanges that have not begun here, at most: a few for each, and the rest is asked for again."""
 AGAIN_S = 2.0
-"""Without anything new for so long, what is missing in an exchange is asked for again."""
+"""Without anything new for so long, what is missing in an exchange is asked for again: of those who have sent nothing
+for as long, for whoever sends something else has it in its queue."""
 
 
 @dataclass
@@ -89,6 +91,7 @@ class Member:
         default_factory=lambda: defaultdict[Key, list[tuple[int, Message]]](list)
     )
     _lost: dict[int, int] = field(default_factory=dict[int, int])
+    _came: dict[int, float] = field(default_factory=dict[int, float])
     _under: int = -1
     _promised: int = -1
     _welcome: int | None = None
@@ -166,8 +169,16 @@ class Member:
         for each in list(self._open.values()):
             if now - max(each.touched, each.asked) >= AGAIN_S:
                 each.asked = now
-                each.exchange.ask_again()
-            self._concern(each, silent=self.home and now - each.touched >= self.patience, again=True)
+                each.exchange.ask_again([worker for worker in each.exchange.left if self._quiet(worker, AGAIN_S, now)])
+            silent = self.home and now - each.touched >= self.patience
+            waits_for = each.exchange.stands()[2] if silent else ()
+            silent = silent and all(self._quiet(worker, self.patience, now) for worker in waits_for)
+            self._concern(each, silent=silent, again=True)
+
+    def _quiet(self, worker: int, seconds: float, now: float) -> bool:
+        """Whether nothing has come from a worker for so long, of any exchange: as long as something does, what comes
+        later on the same way has to wait."""
+        return now - self._came.get(worker, -math.inf) >= seconds
 
     # what it hears
 
@@ -176,6 +187,8 @@ class Member:
         if sender == COORDINATOR:
             self._of_coordinator(message, now)
         elif isinstance(message, Head | Bulk | Have | Want):
+            if isinstance(message, Bulk):
+                self._came[sender] = now
             self._of_exchange(sender, message, now)
 
     def seen(self, address: int, alive: bool) -> None:

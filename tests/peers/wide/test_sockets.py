@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.peers.wide.link import COORDINATOR, Priority, ZenohLink
-from atoll.peers.wide.sockets import FIRST, MOST, SO_MAX_PACING_RATE
+from atoll.peers.wide.sockets import HELD, MOST_HELD, SO_MAX_PACING_RATE
 from tests.peers.wide.links import Between, Ears, child
 
 
@@ -27,13 +27,13 @@ def test_a_socket_may_hold_more_once_its_connection_has_shown_to_be_fast(folder:
         coordinator.start(lambda sender, frame: None, lambda address, alive: None)
         ears, frame = Ears(island), bytes(1 << 20)
         ears.until(lambda: ears.alive() == {COORDINATOR})
-        assert FIRST in _unsent_at_most(between.place)
+        assert HELD in _unsent_at_most(between.place)
         for _ in range(256):
             island.send(COORDINATOR, [frame], Priority.OVERLAPPED)
         until = time.monotonic() + 10.0
-        while MOST not in _unsent_at_most(between.place) and time.monotonic() < until:
+        while MOST_HELD not in _unsent_at_most(between.place) and time.monotonic() < until:
             time.sleep(0.1)
-        assert MOST in _unsent_at_most(between.place), "within a machine pieces arrive at gigabytes per second"
+        assert MOST_HELD in _unsent_at_most(between.place), "within a machine pieces arrive at gigabytes per second"
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how fast a connection sends")

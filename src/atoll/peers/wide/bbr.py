@@ -34,6 +34,10 @@ class Trips:
             begun = now
         self._told[ends] = now, begun
 
+    def closed(self, ends: tuple[int, int]) -> None:
+        """The connection between these ports is no more."""
+        self._told.pop(ends, None)
+
 
 def may_come_back() -> bool:
     """Whether a connection that has left BBR is allowed to be under it again."""

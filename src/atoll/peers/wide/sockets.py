@@ -36,7 +36,7 @@ HELD_S = 0.1
 """For so long a frame may wait for those that the kernel has and has not sent."""
 AGAIN_S = 0.1
 """Seconds between two looks at how fast sockets send."""
-FIRST, LEAST, MOST = 1 << 20, 128 << 10, 4 << 20
+HELD, LEAST_HELD, MOST_HELD = 1 << 20, 128 << 10, 4 << 20
 """Bytes that a socket may hold before its speed is known, and at least and at most after that."""
 KNOWN = 4 << 20
 """Bytes that a connection has sent when its speed is taken to be known: TCP begins slowly."""
@@ -90,10 +90,11 @@ class Tuning:
         if event.kind == zenoh.SampleKind.DELETE:
             gone = _ends(event.link)
             self._known = {descriptor: ends for descriptor, ends in self._known.items() if ends != gone}
+            self._trips.closed(gone)
             return
         for descriptor, way in _sockets([event.link]):
             self._known = {**self._known, descriptor: _ends(event.link)}
-            _set(way, "TCP_NOTSENT_LOWAT", FIRST)
+            _set(way, "TCP_NOTSENT_LOWAT", HELD)
             _set(way, "TCP_USER_TIMEOUT", self._timeout_ms)
 
     def _look(self) -> Generator[tuple[Ends, socket.socket, "_Told"]]:
@@ -121,7 +122,8 @@ class Tuning:
                 if told.unsent:
                     fastest[ends] = max(told.speed, fastest.get(ends, 0))
                     if told.acked >= KNOWN:
-                        _set(way, "TCP_NOTSENT_LOWAT", min(max(round(HELD_S * fastest[ends]), LEAST), MOST))
+                        held = min(max(round(HELD_S * fastest[ends]), LEAST_HELD), MOST_HELD)
+                        _set(way, "TCP_NOTSENT_LOWAT", held)
             now = time.monotonic()
             lately, waiting = self._hearers()
             pushed = 0 < lately <= max(full, waiting)

@@ -21,7 +21,7 @@ class Emulated:
     def __init__(self, speed: float, tcp: Callable[[int], float], others_s: float = 0.0) -> None:
         self.pace, self.speed, self.others_s, self._tcp = Pace(), speed, others_s, tcp
         self._ticks, self._queue, self._again, self._taken = 0, 0.0, 0.0, 0.0
-        self._more = deque[bool](maxlen=OVER + 1)
+        self._more, self._sends = deque[bool](maxlen=OVER + 1), 0
         self.sent: list[float] = []
         self.queue_s: list[float] = []
 
@@ -55,8 +55,12 @@ class Emulated:
             self._more.append(left > fresh)
             self.sent.append(self._taken / LOOK_S)
             self.queue_s.append(self._queue / self.speed)
-            if speed := sum(self.sent[-OVER:]) / OVER:
-                self.pace.seen(speed, self.queue_s[-1] + self.others_s, self._more[0] and self._more[-1])
+            looks = min(self._sends, OVER)
+            if looks and any(self.sent[-OVER:]):
+                waits_s = self.queue_s[-1 - looks] + self.others_s, self.queue_s[-1] + self.others_s
+                pushed = self._more[-1 - looks] and self._more[-1]
+                self.pace.seen(sum(self.sent[-looks:]) / looks, waits_s, pushed)
+            self._sends = self._sends + 1 if any(self.sent[-OVER:]) else 0
             self._taken = 0.0
         return fresh
 

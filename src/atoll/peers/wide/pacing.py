@@ -9,7 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 OVER = 3
-"""A speed is measured over so many looks, of which there are ten in a second: answers come in bursts."""
+"""A speed is measured over so many looks, of which there are ten in a second, as answers come in bursts; or over those
+since sending began, if that is less."""
 LOOKS = 4
 """The mean of so many speeds tells how fast a link is: one alone is much too fast while a queue drains."""
 GROWN = 1.05
@@ -30,8 +31,9 @@ is not for what it sends that packets wait."""
 class Pace:
     """What is known of one member's link.
 
-    A look counts if what was sent tells how fast the link is: at both ends there was more to send, or packets waited.
-    Where they still wait at `LEAST` they do so for others, or always: only what comes on top counts then.
+    A look counts if what was sent tells how fast the link is: at both ends there was more to send, or packets waited;
+    or that was all that might be sent, though the link may be faster. Where packets still wait at `LEAST` they do so
+    for others, or always: only what comes on top counts then.
 
     Attributes: most: bytes per second, or None as long as nothing is known.
     """
@@ -40,19 +42,19 @@ class Pace:
     _fastest: float = 0.0
     _ups: int = 0
     _theirs_s: float = 0.0
-    _waits_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=OVER + 1))
     _last: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOOKS))
 
-    def seen(self, speed: float, wait_s: float, pushed: bool) -> None:
+    def seen(self, speed: float, waits_s: tuple[float, float], pushed: bool) -> None:
         """Over the last looks all connections that have sent much did so with this speed, in bytes per second.
 
-        Args: wait_s: what their packets wait at least now. pushed: whether each had more to send, at both ends.
+        Args: waits_s: what their packets waited at least at the first of these looks, and wait now. pushed: whether
+        each had more to send, then and now.
         """
-        self._waits_s.append(wait_s)
-        least_s = min(self._waits_s[0], wait_s)
+        least_s, wait_s = min(waits_s), waits_s[1]
         queued = least_s - self._theirs_s > WAIT_S
         usual = max(self._fastest, sum(self._last) / LOOKS)
-        if not pushed and not (queued and speed > SENT * usual):
+        held = self.most is not None and speed > USED * self.most
+        if not pushed and not held and not (queued and speed > SENT * usual):
             return
         ups, self._ups = self._ups, 0
         self._last.append(speed)

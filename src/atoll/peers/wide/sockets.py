@@ -106,9 +106,9 @@ class Tuning:
 
     def _follow_speed(self) -> None:
         fastest: dict[Ends, int] = {}
-        past = deque[tuple[float, dict[Ends, int], bool]](maxlen=OVER)
+        past, sends = deque[_Look](maxlen=OVER), 0
         while not self._over.wait(AGAIN_S):
-            since, before, had = past[0] if past else (0.0, dict[Ends, int](), False)
+            before = past[0].sent if past else dict[Ends, int]()
             sent, waits, full = dict[Ends, int](), list[float](), 0
             for ends, way, told in self._look():
                 with suppress(OSError):  # it has been broken meanwhile
@@ -124,14 +124,25 @@ class Tuning:
                     if told.acked >= KNOWN:
                         held = min(max(round(HELD_S * fastest[ends]), LEAST_HELD), MOST_HELD)
                         _set(way, "TCP_NOTSENT_LOWAT", held)
-            now = time.monotonic()
             lately, waiting = self._hearers()
-            pushed = 0 < lately <= max(full, waiting)
-            if waits and sum(sent.values()) >= KNOWN:
-                total = sum(sent[ends] - before[ends] for ends in sent.keys() & before.keys())
-                self._pace.seen(total / (now - since), min(waits), had and pushed)
-            past.append((now, sent, pushed))
+            now = _Look(time.monotonic(), sent, min(waits, default=0.0), 0 < lately <= max(full, waiting))
+            if sends and waits and sum(sent.values()) >= KNOWN:
+                then = past[-min(sends, OVER)]
+                total = sum(sent[ends] - then.sent[ends] for ends in sent.keys() & then.sent.keys())
+                self._pace.seen(total / (now.at - then.at), (then.waits_s, now.waits_s), then.pushed and now.pushed)
+            sends = sends + 1 if waits else 0
+            past.append(now)
             self.share()
+
+
+class _Look(NamedTuple):
+    """At how fast sockets send. Args: sent: bytes that have arrived, of each connection. waits_s, pushed: as of
+    `Pace.seen`."""
+
+    at: float
+    sent: dict[Ends, int]
+    waits_s: float
+    pushed: bool
 
 
 class _Told(NamedTuple):

@@ -26,7 +26,7 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -106,15 +106,18 @@ class Round:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a plan does not know. Args: fixed: seconds of each exchange. efficiency: of links."""
+    """What a plan does not know. Args: fixed: seconds of each exchange. each: more of them, for each element of a
+    tensor. efficiency: of links."""
 
     fixed: float = 0.0
+    each: float = 0.0
     efficiency: float = 1.0
 
     def boundary(self, case: Case) -> float:
         """Planned seconds at the boundaries of a round."""
         # an exchange has two latencies in the plan
-        latency, bandwidth = case.latency + self.fixed / 2, self.efficiency * case.bandwidth
+        latency = case.latency + (self.fixed + self.each * case.elements) / 2
+        bandwidth = self.efficiency * case.bandwidth
         setting = Setting(case.specs, WORKERS, case.step_s, bandwidth, latency)
         return case.period * utilisation(case.method.strategy, case.period, setting)[1] - case.trained
 
@@ -123,11 +126,18 @@ class Calibration:
         return case.trained / (case.trained + self.boundary(case))
 
 
-def calibrated(base: Case, seconds: float, bare: Case, bare_seconds: float) -> Calibration:
-    """From the measured seconds of a boundary, and of one that moves no bytes to speak of."""
-    fixed = Calibration(bare_seconds - Calibration().boundary(bare))
-    without = fixed.boundary(replace(base, bandwidth=math.inf))
-    return replace(fixed, efficiency=(fixed.boundary(base) - without) / (seconds - without))
+def calibrated(bare: Case, base: Case, slow: Case | None, seconds: Mapping[Case, float]) -> Calibration:
+    """From the measured seconds of a boundary that moves no bytes to speak of, of one that does, and of one over a
+    slower link: without it, all that bytes take is held to be the link's."""
+    known = Calibration(seconds[bare] - Calibration().boundary(bare))
+    if slow is None:
+        without = known.boundary(replace(base, bandwidth=math.inf))
+        return replace(known, efficiency=(known.boundary(base) - without) / (seconds[base] - without))
+    longer = known.boundary(slow) - known.boundary(base)
+    known = replace(known, efficiency=longer / (seconds[slow] - seconds[base]))
+    # how often a round waits for what an exchange takes more
+    often = replace(known, fixed=known.fixed + 1).boundary(base) - known.boundary(base)
+    return replace(known, each=(seconds[base] - known.boundary(base)) / often / base.elements)
 
 
 Work = Callable[[int, str, str, Case], list[tuple[float, float]]]
@@ -148,22 +158,23 @@ def figures(
         replace(base, bandwidth=bandwidth * 2),
         replace(base, elements=elements // 2),
     ]
-    yield from compared(base, others, work, turns)
+    yield from compared(base, None, others, work, turns)
 
 
-def compared(base: Case, others: Sequence[Case], work: Work, turns: int) -> Iterator[Figure]:
-    """The calibration at one case, and what is planned by it and measured at others, which are run in turns."""
+def compared(base: Case, slow: Case | None, others: Sequence[Case], work: Work, turns: int) -> Iterator[Figure]:
+    """The calibration at a case or two, and what is planned by it and measured at others, which are run in turns."""
     bare = replace(base, elements=1, step_s=base.step_s / 10)
     found: defaultdict[Case, list[Round]] = defaultdict(list)
     for _ in range(turns):
-        for case in (bare, base, *others):
+        for case in (bare, base, *([slow] if slow else []), *others):
             found[case] += measured(case, work)
     boundary = {case: median(each.boundary for each in rounds) for case, rounds in found.items()}
     used = {case: [each.utilisation for each in rounds] for case, rounds in found.items()}
-    known = calibrated(base, boundary[base], bare, boundary[bare])
+    known = calibrated(bare, base, slow, boundary)
     yield Figure(f"{base}: uncalibrated", [Calibration().utilisation(base)], UTILISATION)
     yield Figure(f"{base}: measured", used[base], UTILISATION)
     yield Figure(f"{base}: fixed", [known.fixed], "s of each exchange")
+    yield Figure(f"{base}: more for its elements", [known.each * base.elements], "s of each exchange")
     yield Figure(f"{base}: efficiency", [known.efficiency], "of the bandwidth")
     for case in others:
         planned = known.utilisation(case)

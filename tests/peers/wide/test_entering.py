@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import deque
 from hashlib import sha256
 
 import pytest
@@ -18,35 +17,55 @@ KEY = Key(0, 0, 0)
 class Donors:
     """Each gives what it is asked for, one chunk behind the other, so many seconds each: parts of a power of two, as
     is the moment when it begins, so that no sum of them is rounded and what comes when is the same at any time of day.
+    Before `there_s` it says that it has nothing, and follows with what it was asked for when it has.
     """
 
-    def __init__(self, seconds: dict[int, float], chunks: list[bytes]) -> None:
+    def __init__(self, seconds: dict[int, float], chunks: list[bytes], there_s: float = 0.0) -> None:
         self.seconds, self.chunks, self.began = seconds, chunks, math.floor(time.monotonic())
-        self.now = float(self.began)
-        self.asked: dict[int, deque[tuple[float, int]]] = {donor: deque() for donor in seconds}
+        self.now, self.there = float(self.began), self.began + there_s
+        self.owed: list[tuple[float, Bulk, int]] = []
         self.asks: list[tuple[int, int]] = []
+        self.twice: list[tuple[int, set[int]]] = []
         self._free = dict.fromkeys(seconds, 0.0)
         self.fetching = Fetching(self._send, self._wait)
 
     def _send(self, donor: int, fetch: Fetch) -> None:
-        self._free[donor] = max(self.now, self._free[donor]) + self.seconds[donor]
-        self.asked[donor].append((self._free[donor], fetch.chunk))
+        again = (donor, fetch.chunk) in self.asks
+        if fetch.chunk in (others := {bulk.chunk for _, bulk, other in self.owed if other != donor}):
+            self.twice.append((fetch.chunk, others))
         self.asks.append((donor, fetch.chunk))
+        if self.now < self.there:
+            self.owed.append((self.now, Bulk(KEY, STATE, 0, (), fetch.chunk, b""), donor))
+            if again:
+                return
+        self._free[donor] = max(self.now, self.there, self._free[donor]) + self.seconds[donor]
+        payload = self.chunks[fetch.chunk] if fetch.chunk < len(self.chunks) else b""
+        self.owed.append((self._free[donor], Bulk(KEY, STATE, len(self.chunks), (), fetch.chunk, payload), donor))
 
     def _wait(self, seconds: float) -> None:
-        coming = [owed[0][0] for owed in self.asked.values() if owed]
-        self.now = min([self.now + seconds, *coming])
-        for donor, owed in self.asked.items():
-            while owed and owed[0][0] <= self.now:
-                chunk = owed.popleft()[1]
-                self.fetching.arrived(donor, Bulk(KEY, STATE, len(self.chunks), (), chunk, self.chunks[chunk]))
+        self.now = min([self.now + seconds, *(when for when, _, _ in self.owed)])
+        for when, bulk, donor in self.owed:
+            if when <= self.now:
+                self.fetching.arrived(donor, bulk)
+        self.owed = [each for each in self.owed if each[0] > self.now]
 
 
-def fetched(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], count: int) -> Donors:
+def fetched(
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: dict[int, float],
+    count: int,
+    there_s: float = 0.0,
+    ahead_s: float = 0.0,
+) -> Donors:
+    """Args: ahead_s: so long before the sums are known the first chunks are asked for."""
     chunks = [b"%d" % chunk for chunk in range(count)]
-    donors = Donors(seconds, chunks)
+    donors = Donors(seconds, chunks, there_s)
     monkeypatch.setattr(entering.time, "monotonic", lambda: donors.now)
     sums = [sha256(chunk).hexdigest() for chunk in chunks]
+    if ahead_s:
+        donors.fetching.ahead(KEY, tuple(seconds))
+        while donors.now < donors.began + ahead_s:
+            donors._wait(donors.began + ahead_s - donors.now)
     assert donors.fetching.whole(KEY, tuple(seconds), sums if count > 1 else None) == b"".join(chunks)
     return donors
 
@@ -64,3 +83,32 @@ def test_all_donors_give_as_fast_as_they_can(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_one_chunk_is_asked_of_one_donor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetched(monkeypatch, {0: 3.0, 1: 0.125}, 1).asks == [(0, 0)]
+
+
+@pytest.mark.parametrize("ahead_s", [0.0625, 0.5])
+def test_what_is_asked_for_ahead_comes_once_and_before_its_sums(
+    monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    donors = fetched(monkeypatch, {0: 0.125, 1: 0.125}, 40, there_s=0.25, ahead_s=ahead_s)
+    assert sorted(donors.asks[:4]) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert len(donors.asks) <= 40 + 1, "but for one of the last two, perhaps"
+    assert donors.now - donors.began <= 0.25 + 20 * 0.125 + 0.2
+
+
+def test_what_is_not_there_for_long_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    donors = fetched(monkeypatch, {0: 0.125}, 2, there_s=1.0)
+    assert donors.asks.count((0, 0)) == 5, "every quarter of a second"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_state_of_fewer_chunks_than_are_asked_for_ahead(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    donors = fetched(monkeypatch, {0: 0.125, 1: 0.125, 2: 0.125}, count, ahead_s=0.0625)
+    assert len(donors.asks) == 6
+    assert donors.now - donors.began <= 0.25
+
+
+def test_of_what_is_owed_last_the_others_give_the_second_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    donors = fetched(monkeypatch, {0: 0.0625, 1: 0.375}, 42)
+    owed = donors.twice[0][1]
+    assert [chunk for chunk, _ in donors.twice] == sorted(owed, reverse=True)[: len(owed) - 1]
+    assert len(owed) == 3, "the slow one gives the first meanwhile"

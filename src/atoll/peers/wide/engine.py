@@ -234,10 +234,10 @@ class Engine:
         priority = Priority.OVERLAPPED if len(payload) else Priority.CONTROL
         self._send(sender, Bulk(fetch.key, STATE, count, (), fetch.chunk, payload), priority)
 
-    def _follow(self, key: Key, asked: Collection[int]) -> None:
+    def _follow(self, key: Key, asked: Collection[tuple[int, int]]) -> None:
         """What was asked for is there now."""
-        for sender in asked:
-            self._do(lambda sender=sender: self._give(sender, Fetch(key, 0)))
+        for sender, chunk in asked:
+            self._do(lambda sender=sender, chunk=chunk: self._give(sender, Fetch(key, chunk)))
 
     def _hears(self, sender: int, frame: bytes) -> None:
         self._do(lambda: self._read(sender, frame))

@@ -8,7 +8,7 @@ answered what that one was answered. So anchors, outer state and round counts mo
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -29,8 +29,8 @@ slow one few are left in the end, when the others have given theirs."""
 AGAIN_S = 0.25
 """After so long what was not there yet is asked for again."""
 LATE_S = 15.0
-"""After so long without anything from anyone, what is missing is asked for again, once; a donor that is silent for
-twice as long while others answer counts as out of reach."""
+"""After so long without anything from anyone, what is missing is asked for again; whoever is silent for twice as long
+counts as out of reach."""
 
 
 class OutOfReach(LeftBehind):
@@ -46,10 +46,16 @@ class _Donor:
     rests: float = 0.0
     _came: deque[float] = field(default_factory=lambda: deque[float](maxlen=WINDOW - 2))
 
-    def answered(self, chunk: int) -> None:
+    def gave(self, chunk: int) -> None:
         self.heard = time.monotonic()
         self._came.append(self.heard)
         self.asked.discard(chunk)
+
+    def has_nothing(self, chunk: int, *, follows: bool) -> None:
+        self.heard = time.monotonic()
+        if not follows:
+            self.rests = self.heard + AGAIN_S
+            self.asked.discard(chunk)
 
     @property
     def gives(self) -> int:
@@ -74,12 +80,23 @@ class Fetching:
         self._send, self._wait = send, wait
         self._arrived: dict[Key, dict[tuple[int, int], tuple[bytes, int]]] = {}
         self._donors: dict[Key, frozenset[int]] = {}
+        self._ahead: dict[Key, dict[int, _Donor]] = {}
         self.gone: set[int] = set()
 
     def arrived(self, sender: int, bulk: Bulk) -> None:
         """A chunk, if it was asked of the sender."""
         if sender in self._donors.get(bulk.key, ()):
             self._arrived[bulk.key][sender, bulk.chunk] = (bytes(bulk.payload), bulk.version)
+
+    def ahead(self, key: Key, donors: Sequence[int]) -> None:
+        """Ask for the first chunks of a blob of which `whole` is called later, when their sums are known."""
+        ways = self._ahead[key] = self._begin(key, donors)
+        self._ask(key, ways, {}, sum(way.room for way in ways.values()))
+
+    def _begin(self, key: Key, donors: Sequence[int]) -> dict[int, _Donor]:
+        self._arrived.setdefault(key, {})
+        self._donors[key] = frozenset(donors)
+        return {donor: _Donor() for donor in donors}
 
     def whole(
         self, key: Key, donors: Sequence[int], sums: Sequence[str] | None = None, *, patient: bool = True
@@ -90,31 +107,32 @@ class Fetching:
         it is offered; else None if nobody offers it now.
         Raises: OutOfReach if nobody is left to fetch from.
         """
-        chunks, here = self._arrived.setdefault(key, {}), dict[int, bytes]()
-        self._donors[key] = frozenset(donors)
-        ways, began, silences = {donor: _Donor() for donor in donors}, time.monotonic(), 0
+        ahead, here = self._ahead.pop(key, {}), dict[int, bytes]()
+        ways = self._begin(key, donors) | ahead
+        chunks, began, silences = self._arrived[key], time.monotonic(), 0
         total = len(sums) if sums else None
         while total is None or len(here) < total:
             ways = {donor: way for donor, way in ways.items() if donor not in self.gone}
             if not ways:
                 raise OutOfReach(f"workers {list(donors)}, to fetch a state from, are gone or not heard; come again")
             self._ask(key, ways, here, total)
-            self._wait(AGAIN_S)
+            if not chunks:
+                self._wait(AGAIN_S)
             for (sender, chunk), (payload, count) in list(chunks.items()):
                 del chunks[sender, chunk]
-                way = ways.get(sender)
-                if way:
-                    way.answered(chunk)
-                if not count:
-                    if not patient and not here:
-                        return None
-                    if way:
-                        way.rests = time.monotonic() + AGAIN_S
-                    continue
-                if sums and (chunk >= len(sums) or sha256(payload).hexdigest() != sums[chunk]):
+                if not count and not patient and not here:
+                    return None
+                silences = 0
+                if way := ways.get(sender):
+                    # what was asked for ahead was so on the suspicion that it is not there yet
+                    way.gave(chunk) if count else way.has_nothing(chunk, follows=sender in ahead)
+                total = total or count or None
+                if not count or chunk >= (total or 0):
+                    continue  # not yet, or there is no such chunk: the first are asked for before it is known how many
+                if sums and sha256(payload).hexdigest() != sums[chunk]:
                     ways = {donor: way for donor, way in ways.items() if donor != sender} or ways
                     continue
-                total, here[chunk] = count if total is None else total, payload
+                here[chunk] = payload
             # as long as anything comes, the rest is on its way: asking again would only make all of it later
             last = max([began, *(way.heard for way in ways.values())])
             ways = {donor: way for donor, way in ways.items() if last - way.heard <= 2 * LATE_S}
@@ -127,18 +145,25 @@ class Fetching:
         return bytearray().join(here[chunk] for chunk in sorted(here))
 
     def _ask(self, key: Key, ways: dict[int, _Donor], here: dict[int, bytes], total: int | None) -> None:
-        """Fill the windows; in the end ask who has been giving, and has nothing to do, for what the others owe."""
+        """Fill the windows; in the end whoever has been giving, and has nothing to do, gives the last of what another
+        one owes, as far as that makes it earlier: the joiner's own link may be what they all wait for."""
         taken = {chunk for way in ways.values() for chunk in way.asked}
         # one after another: a donor may say that there are any number of them
         open_ = (chunk for chunk in range(total or 1) if chunk not in here and chunk not in taken)
         for donor, way in ways.items():
-            for chunk in islice(open_, way.room):
-                way.asked.add(chunk)
-                self._send(donor, Fetch(key, chunk))
+            self._order(key, donor, way, islice(open_, way.room))
         for donor, way in ways.items():
-            for chunk in islice(sorted(taken - here.keys()), 0 if way.asked or not way.gives else way.room):
-                way.asked.add(chunk)
-                self._send(donor, Fetch(key, chunk))
+            for other in [] if way.asked else ways.values():
+                owed = sorted(other.asked - way.asked - here.keys(), reverse=True)
+                # they would be done at the same time
+                count = len(owed) * way.gives // (way.gives + other.gives or 1)
+                if count >= other.gives:  # which saves half a second
+                    self._order(key, donor, way, owed[: min(count, way.room)])
+
+    def _order(self, key: Key, donor: int, way: _Donor, chunks: Iterable[int]) -> None:
+        for chunk in chunks:
+            way.asked.add(chunk)
+            self._send(donor, Fetch(key, chunk))
 
 
 class Entry:
@@ -156,6 +181,8 @@ class Entry:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is not a tensor, and the tensors. Nothing that is in flight: see `expect`."""
+        # connections begin slowly; that of the first donor has the list of what there is to bring, which would be last
+        self._fetching.ahead(state_key(self.epoch), self.donors[1:])
         manifest = self._manifest()
         state = self._fetching.whole(state_key(self.epoch), self.donors, manifest["sums"])
         assert state is not None

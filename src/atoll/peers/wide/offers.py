@@ -57,17 +57,17 @@ class Offers:
     """What one island offers: the states of the last epochs in which somebody joined, and what has landed since the
     first of them.
 
-    Args: follow: called, from any thread, with what is there now and those who have asked for it in vain.
+    Args: follow: called, from any thread, with what is there now, and who has asked for which chunk of it in vain.
     Attributes: epochs: whose states there are, ascending; goers: who may still go along, and since which epoch.
     """
 
-    def __init__(self, follow: Callable[[Key, Collection[int]], None]) -> None:
+    def __init__(self, follow: Callable[[Key, Collection[tuple[int, int]]], None]) -> None:
         self._follow = follow
         self.epochs: list[int] = []
         self.goers: dict[int, int] = {}
         self._lock = threading.Lock()
         self._blobs: dict[Key, memoryview] = {}
-        self._asked: dict[Key, set[int]] = {}
+        self._asked: dict[Key, set[tuple[int, int]]] = {}
 
     def state(
         self, epoch: int, goers: Sequence[int], meta: Mapping[str, Any], tensors: Sequence[tuple[str, Tensor]]
@@ -81,8 +81,10 @@ class Offers:
         parts = [tensor.detach().reshape(-1).view(torch.uint8).cpu() for _, tensor in tensors]
         flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
         forms = [[name, str(tensor.dtype).removeprefix("torch."), tensor.numel()] for name, tensor in tensors]
+        state = view(flat)
+        self._have(state_key(epoch), state)
         # beside training: an island does not wait for digests of what it gives away
-        threading.Thread(target=self._offer, args=(epoch, dict(meta), forms, flat), daemon=True).start()
+        threading.Thread(target=self._offer, args=(epoch, dict(meta), forms, state), daemon=True).start()
 
     def only(self, there: Collection[int]) -> None:
         """All others have left the run."""
@@ -101,25 +103,23 @@ class Offers:
     def clear(self) -> None:
         """Offer nothing."""
         with self._lock:
+            # the next to join may have asked already for what is offered at the next step
+            last = self.epochs[-1] if self.epochs else -1
+            self._asked = {key: to for key, to in self._asked.items() if key.rule < 0 and key.round > last}
             self.goers.clear()
             self.epochs.clear()
             self._blobs.clear()
-            self._asked.clear()
 
     def _forget(self, epoch: int) -> None:
         with self._lock:
             for key in (state_key(epoch), manifest_key(epoch)):
                 self._blobs.pop(key, None)
 
-    def _offer(self, epoch: int, meta: dict[str, Any], forms: list[list[Any]], flat: Tensor) -> None:
-        state = view(flat)
+    def _offer(self, epoch: int, meta: dict[str, Any], forms: list[list[Any]], state: memoryview) -> None:
         sums = [sha256(piece).hexdigest() for piece in _pieces(state)]
         manifest = json.dumps({"meta": meta, "tensors": forms, "sums": sums}).encode()
-        with self._lock:
-            if epoch not in self.epochs:
-                return
-            self._blobs[state_key(epoch)] = state
-        self._have(manifest_key(epoch), memoryview(manifest))
+        if epoch in self.epochs:
+            self._have(manifest_key(epoch), memoryview(manifest))
 
     def landed(self, key: Key, outcome: Landed | Lost, mean: Tensor | None) -> None:
         """Keep what has landed; `mean` belongs to the offer from now on."""
@@ -129,8 +129,10 @@ class Offers:
 
     def _have(self, key: Key, blob: memoryview) -> None:
         with self._lock:
+            if not self.epochs:
+                return  # nobody joins any more
             self._blobs[key] = blob
-            asked = self._asked.pop(key, set[int]())
+            asked = self._asked.pop(key, ())
         self._follow(key, asked)
 
     def piece(self, key: Key, chunk: int, sender: int) -> tuple[memoryview, int]:
@@ -138,8 +140,8 @@ class Offers:
         with self._lock:
             blob = self._blobs.get(key)
             if blob is None:
-                if self.epochs and len(self._asked) < ASKED:
-                    self._asked.setdefault(key, set()).add(sender)
+                if sum(map(len, self._asked.values())) < ASKED:
+                    self._asked.setdefault(key, set()).add((sender, chunk))
                 return memoryview(b""), 0
         return blob[chunk * PIECE : (chunk + 1) * PIECE], max(1, -(-len(blob) // PIECE))
 

@@ -89,7 +89,7 @@ class Fetching:
             self._arrived[bulk.key][sender, bulk.chunk] = (bytes(bulk.payload), bulk.version)
 
     def ahead(self, key: Key, donors: Sequence[int]) -> None:
-        """Ask for the first chunks of a blob of which `whole` is called later, when their sums are known."""
+        """Ask for the first chunks of a blob for which `whole` is called later, when their sums are known."""
         ways = self._ahead[key] = self._begin(key, donors)
         self._ask(key, ways, {}, sum(way.room for way in ways.values()))
 
@@ -123,9 +123,11 @@ class Fetching:
                 if not count and not patient and not here:
                     return None
                 silences = 0
-                if way := ways.get(sender):
+                if (way := ways.get(sender)) and count:
+                    way.gave(chunk)
+                elif way:
                     # what was asked for ahead was so on the suspicion that it is not there yet
-                    way.gave(chunk) if count else way.has_nothing(chunk, follows=sender in ahead)
+                    way.has_nothing(chunk, follows=sender in ahead)
                 total = total or count or None
                 if not count or chunk >= (total or 0):
                     continue  # not yet, or there is no such chunk: the first are asked for before it is known how many
@@ -181,7 +183,7 @@ class Entry:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is not a tensor, and the tensors. Nothing that is in flight: see `expect`."""
-        # connections begin slowly; that of the first donor has the list of what there is to bring, which would be last
+        # connections begin slowly; that of the first donor has the list of it to bring, which would come last
         self._fetching.ahead(state_key(self.epoch), self.donors[1:])
         manifest = self._manifest()
         state = self._fetching.whole(state_key(self.epoch), self.donors, manifest["sums"])

@@ -122,21 +122,18 @@ def _go_along(state: SyncState, group: ElasticGroup) -> None:
     for entry in state.queue:
         if not entry.outcome and entry.snapshot:
             group.expect(entry.key, entry.snapshot)
-    due, named = state.due, False
+    due = state.due
     while (begins := group.begins()) is None or begins > state.due:
-        named = False
         if due <= state.due:
             due, _ = group.stands()  # takes a round trip, and is good for all boundaries until there
         if due <= state.due:
             group.ready()  # until the others agree on it there is nothing to go along with
-            named = True
             continue
         _pass_over(state, state.due)
         state.membership = group.meet(state.step)
         drive(boundary(state), group)
-    # training begins where the others are by now, who would have to wait for it else: the first of them is one step
-    # before the one that it has just named
-    step = begins - 1 if named else group.stands()[1]
+    # training begins where the others are by now, who would have to wait for it else
+    _, step = group.stands()
     _pass_over(state, min(step, state.due - 1))
     # what others did before is in none of this worker's messages
     for track in state.tracks:

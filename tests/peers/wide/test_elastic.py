@@ -125,17 +125,24 @@ def test_nobody_waits_for_a_joiner_to_take_the_steps_that_the_others_have_taken(
     assert len({sailor.digests[300] for sailor in crew}) == 1
 
 
+@pytest.mark.parametrize("named", [5, None])
 @pytest.mark.parametrize(("stands", "begins"), [((5, 3), 3), ((5, 5), 4), ((10, 7), 4)])
 def test_a_joiner_has_a_step_left_before_its_boundary_however_far_the_others_are(
-    stands: tuple[int, int], begins: int
+    stands: tuple[int, int], begins: int, named: int | None
 ) -> None:
+    """The step that is named when it is ready is one after the others' last boundary, and says nothing of theirs."""
     both = Membership((0, 1), 0)
     donor, joiner = (SyncState(Mlp(), DILOCO, both, Work(0, 0)) for _ in range(2))
     offered = list[State]()
     offer(donor, SimpleNamespace(offer=lambda capture, due, step: offered.append(capture())))  # type: ignore[arg-type]
     ((meta, tensors),) = offered
+    names, places = [named], [stands if named else (5, 1), stands]
     group = SimpleNamespace(
-        joins=True, enter=lambda alike: (meta, dict(tensors)), begins=lambda: 5, stands=lambda: stands
+        joins=True,
+        enter=lambda alike: (meta, dict(tensors)),
+        begins=lambda: names[-1],
+        stands=lambda: places.pop(0),
+        ready=lambda: names.append(1),
     )
     enter(joiner, group)  # type: ignore[arg-type]
     assert (joiner.step, joiner.due) == (begins, 5)

@@ -1,6 +1,8 @@
 """Run a function in several processes, as the ranks of a launch: for tests of peers."""
 
 import multiprocessing
+import os
+import threading
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ def launch(work: Callable[..., Any], ranks: int, *args: Any, timeout: float = 60
     Processes are forked from a server that has imported torch once, so they start in milliseconds where the platform
     can fork. They have one intra-op thread each. `work` and its arguments must be importable and picklable.
     Raises: AssertionError with the traceback of the first rank that raised, or if any is still running after `timeout`
-    seconds. No process outlives the call.
+    seconds. No process outlives the call, nor the process that made it, however that ends.
     """
     if "forkserver" in multiprocessing.get_all_start_methods():
         context = multiprocessing.get_context("forkserver")
@@ -72,11 +74,19 @@ def _collected(receivers: list[Connection], children: Sequence[Any], deadline: f
 
 def _run(sender: Connection, work: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     try:
         result, failure = work(rank, *args), None
     except BaseException:
         result, failure = None, traceback.format_exc()
     sender.send((result, failure))
+
+
+def _end_with_caller() -> None:
+    caller = multiprocessing.parent_process()
+    assert caller
+    caller.join()
+    os._exit(1)
 
 
 @contextmanager

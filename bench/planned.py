@@ -12,6 +12,9 @@ taken from one bandwidth and payload, and hold for all others:
     efficiency  of the link: planned over measured seconds in which a round's bytes move. Planned as so much less
                 bandwidth
 
+`bench.used` takes a third one from a second bandwidth: seconds of an exchange that grow with its elements and not with
+the link, planned as latency too.
+
 A round's utilisation is the time waited in inner steps over the time from one boundary's end to the next one's, both
 in the mean over workers. The difference in the seconds at boundaries is the harder measure: inner steps, which nobody
 plans wrongly, do not soften it.

@@ -125,7 +125,8 @@ def work(
 ) -> list[list[Round]]:
     """An island. The first serves the coordinator and keeps the second company, which trains."""
     way = ways[island]
-    os.sched_setaffinity(0, {cores[1]})
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), {cores[1]})
     link.join(door, island)
     tuned()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

@@ -140,7 +140,7 @@ def calibrated(bare: Case, base: Case, slow: Case | None, seconds: Mapping[Case,
     known = replace(known, efficiency=longer / (seconds[slow] - seconds[base]))
     # how often a round waits for what an exchange takes more
     often = replace(known, fixed=known.fixed + 1).boundary(base) - known.boundary(base)
-    return replace(known, each=(seconds[base] - known.boundary(base)) / often / base.elements)
+    return replace(known, each=max((seconds[base] - known.boundary(base)) / often / base.elements, 0.0))
 
 
 Work = Callable[[int, str, str, Case], list[tuple[float, float]]]

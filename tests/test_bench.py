@@ -64,7 +64,7 @@ def test_a_line_has_median_quartiles_goal_and_verdict() -> None:
         (lambda: scale.figures(share=0.008, rounds=2), 2 * len(scale.CASES)),
         (lambda: simulated.figures(steps=20, turns=1), 1),
         (lambda: throughput.figures(steps=2, turns=1, threads=(1,)), 1),
-        pytest.param(lambda: used.figures(20e6, 20_000, 0.002, rounds=1, methods=used.METHODS[:1]), 2, marks=emulated),
+        pytest.param(lambda: used.figures(20e6, 100_000, 0.002, rounds=1, methods=used.METHODS[:1]), 2, marks=emulated),
     ],
     ids=[
         "after_step",

@@ -58,7 +58,8 @@ def fetched(
     ahead_s: float = 0.0,
 ) -> Donors:
     """Args: ahead_s: so long before the sums are known the first chunks are asked for."""
-    chunks = [b"%d" % chunk for chunk in range(count)]
+    chunks = [b"%03d" % chunk for chunk in range(count - 1)] + [b"."]
+    monkeypatch.setattr(entering, "PIECE", 3)
     donors = Donors(seconds, chunks, there_s)
     monkeypatch.setattr(entering.time, "monotonic", lambda: donors.now)
     sums = [sha256(chunk).hexdigest() for chunk in chunks]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.errors import LeftBehind
 from atoll.peers.wide.messages import Bulk, Fetch
-from atoll.peers.wide.offers import KEPT, PLACE, STANDS, manifest_key, outcome_of, state_key, tensors_of
+from atoll.peers.wide.offers import KEPT, PIECE, PLACE, STANDS, manifest_key, outcome_of, state_key, tensors_of
 from atoll.wire import Key, Landed, Lost, Snapshot, Source, Take
 
 WINDOW_S, WINDOW = 0.5, 32
@@ -78,7 +78,7 @@ class Fetching:
 
     def __init__(self, send: Callable[[int, Fetch], None], wait: Callable[[float], None]) -> None:
         self._send, self._wait = send, wait
-        self._arrived: dict[Key, dict[tuple[int, int], tuple[bytes, int]]] = {}
+        self._arrived: dict[Key, dict[tuple[int, int], tuple[bytes | memoryview, int]]] = {}
         self._donors: dict[Key, frozenset[int]] = {}
         self._ahead: dict[Key, dict[int, _Donor]] = {}
         self.gone: set[int] = set()
@@ -86,12 +86,12 @@ class Fetching:
     def arrived(self, sender: int, bulk: Bulk) -> None:
         """A chunk, if it was asked of the sender."""
         if sender in self._donors.get(bulk.key, ()):
-            self._arrived[bulk.key][sender, bulk.chunk] = (bytes(bulk.payload), bulk.version)
+            self._arrived[bulk.key][sender, bulk.chunk] = (bulk.payload, bulk.version)
 
     def ahead(self, key: Key, donors: Sequence[int]) -> None:
         """Ask for the first chunks of a blob for which `whole` is called later, when their sums are known."""
         ways = self._ahead[key] = self._begin(key, donors)
-        self._ask(key, ways, {}, sum(way.room for way in ways.values()))
+        self._ask(key, ways, set(), sum(way.room for way in ways.values()))
 
     def _begin(self, key: Key, donors: Sequence[int]) -> dict[int, _Donor]:
         self._arrived.setdefault(key, {})
@@ -107,7 +107,7 @@ class Fetching:
         it is offered; else None if nobody offers it now.
         Raises: OutOfReach if nobody is left to fetch from.
         """
-        ahead, here = self._ahead.pop(key, {}), dict[int, bytes]()
+        ahead, here, blob = self._ahead.pop(key, {}), set[int](), bytearray()
         ways = self._begin(key, donors) | ahead
         chunks, began, silences = self._arrived[key], time.monotonic(), 0
         total = len(sums) if sums else None
@@ -129,12 +129,17 @@ class Fetching:
                     # what was asked for ahead was so on the suspicion that it is not there yet
                     way.has_nothing(chunk, follows=sender in ahead)
                 total = total or count or None
-                if not count or chunk >= (total or 0):
-                    continue  # not yet, or there is no such chunk: the first are asked for before it is known how many
-                if sums and sha256(payload).hexdigest() != sums[chunk]:
+                # not there yet; or no such chunk, for the first are asked for before it is known how many there are
+                if not count or chunk in here or chunk >= min(total or 0, len(here) + WINDOW * len(donors)):
+                    continue
+                fits = len(payload) == PIECE or (chunk + 1 == total and len(payload) < PIECE)
+                if not fits or (sums and sha256(payload).hexdigest() != sums[chunk]):
                     ways = {donor: way for donor, way in ways.items() if donor != sender} or ways
                     continue
-                here[chunk] = payload
+                here.add(chunk)
+                start = chunk * PIECE
+                blob.extend(bytes(max(start - len(blob), 0)))
+                blob[start : start + len(payload)] = payload
             # as long as anything comes, the rest is on its way: asking again would only make all of it later
             last = max([began, *(way.heard for way in ways.values())])
             ways = {donor: way for donor, way in ways.items() if last - way.heard <= 2 * LATE_S}
@@ -144,9 +149,9 @@ class Fetching:
                 for way in ways.values():
                     way.asked.clear()
         del self._donors[key], self._arrived[key]
-        return bytearray().join(here[chunk] for chunk in sorted(here))
+        return blob
 
-    def _ask(self, key: Key, ways: dict[int, _Donor], here: dict[int, bytes], total: int | None) -> None:
+    def _ask(self, key: Key, ways: dict[int, _Donor], here: set[int], total: int | None) -> None:
         """Fill the windows; in the end whoever has been giving, and has nothing to do, gives the last of what another
         one owes, as far as that makes it earlier: the joiner's own link may be what they all wait for."""
         taken = {chunk for way in ways.values() for chunk in way.asked}
@@ -156,7 +161,7 @@ class Fetching:
             self._order(key, donor, way, islice(open_, way.room))
         for donor, way in ways.items():
             for other in [] if way.asked else ways.values():
-                owed = sorted(other.asked - way.asked - here.keys(), reverse=True)
+                owed = sorted(other.asked - way.asked - here, reverse=True)
                 # they would be done at the same time
                 count = len(owed) * way.gives // (way.gives + other.gives or 1)
                 if count >= other.gives:  # which saves half a second

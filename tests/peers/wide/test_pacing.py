@@ -133,6 +133,15 @@ def test_exchanges_of_less_than_a_second_are_paced_too() -> None:
     assert max(link.queue_s[looks:]) < 0.07
 
 
+@pytest.mark.parametrize("size", [2e6, 3e6])
+def test_a_pace_that_is_too_low_rises_in_exchanges_of_few_looks(size: float) -> None:
+    link = Emulated(10e6, lambda t: 30e6)
+    link.pace = Pace(most=7e6, _fastest=5.6e6)
+    took = [link.exchange(size) for _ in range(60)]
+    assert took[0] > 0.95 * size / 7e6
+    assert took[-1] < 1.1 * size / link.speed
+
+
 def test_the_ends_of_exchanges_are_not_taken_for_the_speed_of_the_link() -> None:
     link = Emulated(10e6, lambda t: 9e6)
     for size in [1e6, 3e6] * 20:

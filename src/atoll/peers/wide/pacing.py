@@ -31,9 +31,8 @@ is not for what it sends that packets wait."""
 class Pace:
     """What is known of one member's link.
 
-    A look counts if what was sent tells how fast the link is: at both ends there was more to send, or packets waited;
-    or that was all that might be sent, though the link may be faster. Where packets still wait at `LEAST` they do so
-    for others, or always: only what comes on top counts then.
+    A look counts if what was sent tells how fast the link is: at both ends there was more to send, or packets waited.
+    Where they still wait at `LEAST` they do so for others, or always: only what comes on top counts then.
 
     Attributes: most: bytes per second, or None as long as nothing is known.
     """
@@ -53,8 +52,7 @@ class Pace:
         least_s, wait_s = min(waits_s), waits_s[1]
         queued = least_s - self._theirs_s > WAIT_S
         usual = max(self._fastest, sum(self._last) / LOOKS)
-        held = self.most is not None and speed > USED * self.most
-        if not pushed and not held and not (queued and speed > SENT * usual):
+        if not pushed and not (queued and speed > SENT * usual):
             return
         ups, self._ups = self._ups, 0
         self._last.append(speed)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from atoll.peers.wide.account import Account
 from atoll.peers.wide.group import DIRECT_S, WideGroup
+from atoll.peers.wide.link import Priority
+from atoll.peers.wide.messages import COORDINATOR, Message, Promise, read
 from atoll.testing.groups import check_peer_group
 from atoll.testing.islands import Loopback, Sea, islands, serve
 from atoll.wire import PeerGroup
@@ -53,3 +56,26 @@ def test_islands_begin_when_they_have_links_to_each_other_or_seem_to_get_none(
         list(pool.map(lambda group: group.agree("the same"), (one, other)))
         assert begins_s <= time.monotonic() - since < begins_s + 0.5
         assert one.membership.workers == (0, 1)
+
+
+def test_an_island_gives_account_before_it_lets_anybody_in(tmp_path: Path) -> None:
+    """Who comes in by a promise holds what has landed here, though this island be lost the next moment."""
+    sea, told = Sea(), list[Message]()
+
+    def passes(sender: int, to: int, frame: bytes) -> bool:
+        if (sender, to) == (0, COORDINATOR):
+            told.append(read(frame))
+        return True
+
+    sea.passes = passes
+    with islands(1, tmp_path, sea) as ((group,), _):
+        group.agree("same")
+        group.units.account(shards=1, next=0, over=0, runs=(), counts=(), leases=())
+        group._do(lambda: group.member.send(COORDINATOR, Promise(1, 0), Priority.CONTROL))
+        until = time.monotonic() + 10
+        while not any(isinstance(message, Promise) for message in told):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    at = [isinstance(message, Promise) for message in told].index(True)
+    assert isinstance(told[at - 1], Account)
+    assert isinstance(told[at - 2], Account), "the one before was told when it was given"

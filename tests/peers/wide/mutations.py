@@ -4,15 +4,18 @@ import json
 import math
 import random
 import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
+
+import xxhash
 
 from atoll.peers.wide import messages
 from atoll.peers.wide.messages import BadMessage, Bulk, Committed, Have, Head, Hello, Leave, Report, read
 from atoll.wire import Key
 
+HEAD = 12
+"""Bytes before the body of a frame."""
 FAR = 1 << 40
 """A round that no run comes to."""
 NUMBERS = (
@@ -160,7 +163,7 @@ class Mutator:
 
     def _spell(self, frame: bytes) -> bytes:
         """The same record in another spelling; a piece whose place ends too soon."""
-        body = frame[8:]
+        body = frame[HEAD:]
         if frame[3]:
             return sealed(1, body[: self.rng.randrange(30)])
         other: Callable[[], bytes] = self.rng.choice(
@@ -193,7 +196,7 @@ class Mutator:
 def _another(made: bytes, frame: bytes) -> bool:
     """Whether the JSON of a frame says something else than that of another."""
     try:
-        return json.loads(made[8:]) != json.loads(frame[8:])
+        return json.loads(made[HEAD:]) != json.loads(frame[HEAD:])
     except (ValueError, RecursionError):
         return False
 
@@ -213,7 +216,8 @@ def forged(message: Any) -> bytes:
 
 def sealed(kind: int, body: bytes) -> bytes:
     """With a head and its checksum."""
-    return struct.pack("<2sBBI", b"At", messages.PROTOCOL, kind, zlib.crc32(body)) + body
+    head = struct.pack("<2sBB", b"At", messages.PROTOCOL, kind)
+    return head + xxhash.xxh3_64_digest(head + body) + body
 
 
 def _list(value: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """Messages as they travel: one frame each, in one form only, and nothing in it is code.
 
-    frame    "At", version, kind | checksum of the rest | body
+    frame    "At", version, kind | checksum of all the rest, xxh3 | body
     record   kind 0: a JSON list of a record's name and fields; floats in hexadecimal, so that they arrive to the bit
     bulk     kind 1: where a piece of a contribution, a mean or a state belongs, and its bytes
 
@@ -11,16 +11,17 @@ it is then still a peer's word: who handles it checks that it fits what this sid
 
 import json
 import struct
-import zlib
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from xxhash import xxh3_64
 
 from atoll.peers.wide.account import Account, Lease
 from atoll.peers.wide.ranges import Index, Owner, Step, Worker
 from atoll.wire import Key
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Whoever speaks another version is refused by name."""
 MOST, MOST_RECORD = 3 << 20, 1 << 17
 """Bytes of a frame: a chunk of fp64 in the widest codec, and what says where it belongs; and of a record."""
@@ -29,7 +30,7 @@ COORDINATOR = -2
 DEEP, LONG = 64, 4096
 """How often a part may have been split; how long a list or a text of a record may be."""
 
-_HEAD = struct.Struct("<2sBBI")
+_HEAD, _SUM = struct.Struct("<2sBB"), 8
 _BULK = struct.Struct("<iqqBIIB")
 _RECORD, _PIECE = 0, 1
 _WIDE = range(-(1 << 63), 1 << 63)
@@ -279,10 +280,8 @@ def write(message: Message) -> list[bytes | memoryview]:
     else:
         body = [_text(message)]
         kind = _RECORD
-    checksum = 0
-    for part in body:
-        checksum = zlib.crc32(part, checksum)
-    return [_HEAD.pack(b"At", PROTOCOL, kind, checksum), *body]
+    head = _HEAD.pack(b"At", PROTOCOL, kind)
+    return [head + _checksum(head, *body), *body]
 
 
 def read(frame: bytes) -> Message:
@@ -290,15 +289,19 @@ def read(frame: bytes) -> Message:
 
     Raises: BadMessage.
     """
-    if not _HEAD.size <= len(frame) <= MOST:
+    if not _HEAD.size + _SUM <= len(frame) <= MOST:
         raise BadMessage(f"{len(frame)} bytes are no message")
-    magic, version, kind, checksum = _HEAD.unpack_from(frame)
+    magic, version, kind = _HEAD.unpack_from(frame)
     if magic != b"At":
         raise BadMessage("not a message of atoll")
     if version != PROTOCOL:
         raise BadMessage(f"protocol {version}, this side speaks {PROTOCOL}")
-    body = memoryview(frame)[_HEAD.size :]
-    if zlib.crc32(body) != checksum:
+    head, checksum, body = (
+        frame[: _HEAD.size],
+        frame[_HEAD.size : _HEAD.size + _SUM],
+        memoryview(frame)[_HEAD.size + _SUM :],
+    )
+    if _checksum(head, body) != checksum:
         raise BadMessage("its checksum is another")
     match kind:
         case 0:
@@ -309,6 +312,13 @@ def read(frame: bytes) -> Message:
             return _bulk(body)
         case _:
             raise BadMessage(f"kind {kind} is unknown")
+
+
+def _checksum(*parts: bytes | memoryview) -> bytes:
+    total = xxh3_64()
+    for part in parts:
+        total.update(part)
+    return total.digest()
 
 
 def _bulk(body: memoryview) -> Bulk:

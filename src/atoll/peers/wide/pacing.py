@@ -6,11 +6,18 @@ same link: how fast it was is remembered, and then only corrected, by how long p
 """
 
 from collections import deque
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+LOOK_S = 0.1
+"""Seconds between two looks at what connections have sent."""
 OVER = 3
-"""A speed is measured over so many looks, of which there are ten in a second, as answers come in bursts; or over those
-since sending began, if that is less."""
+"""A speed is measured over so many looks, as answers come in bursts; or over those since sending began, if that is
+less."""
+MUCH, KNOWN = 64 << 10, 4 << 20
+"""Bytes over `OVER` looks that are more than a few words (links of less than 2 Mbit/s are left to TCP), and bytes after
+which a speed tells of a link: TCP begins slowly."""
 LOOKS = 4
 """The mean of so many speeds tells how fast a link is: one alone is much too fast while a queue drains."""
 GROWN = 1.05
@@ -25,6 +32,25 @@ and no correction is a reason to send much more than was ever possible."""
 USED, SENT = 0.85, 0.75
 """Whoever has sent less than the first part of what it may is held up by something else; less than the second, and it
 is not for what it sends that packets wait."""
+
+
+class Sent(NamedTuple):
+    """Of one connection. Args: sent: bytes that have arrived. waits_s: what its packets wait in queues. full: whether
+    the system holds some that it has not sent."""
+
+    sent: int
+    waits_s: float
+    full: bool
+
+
+class _Look(NamedTuple):
+    """Args: at: in seconds. sent: of each connection. waits_s: what packets of those that send wait at least. pushed:
+    whether each of them had more to send."""
+
+    at: float
+    sent: dict[Hashable, int]
+    waits_s: float
+    pushed: bool
 
 
 @dataclass
@@ -42,17 +68,36 @@ class Pace:
     _ups: int = 0
     _theirs_s: float = 0.0
     _last: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOOKS))
+    _past: deque[_Look] = field(default_factory=lambda: deque[_Look](maxlen=OVER))
+    _sends: int = 0
 
-    def seen(self, speed: float, waits_s: tuple[float, float], pushed: bool) -> None:
-        """Over the last looks all connections that have sent much did so with this speed, in bytes per second.
+    def look(self, at: float, found: Mapping[Hashable, Sent], lately: int, waiting: int) -> set[Hashable]:
+        """See how far each connection has come.
 
-        Args: waits_s: what their packets waited at least at the first of these looks, and wait now. pushed: whether
-        each had more to send, then and now.
+        Args: at: now, in seconds. lately, waiting: to how many members more than a few bytes have been on their way
+        lately, and for how many more are waiting now. Returns: the connections that send much.
         """
-        least_s, wait_s = min(waits_s), waits_s[1]
+        before = self._past[0].sent if self._past else {}
+        sent = {name: each.sent for name, each in found.items()}
+        sending = {name: found[name] for name in sent if sent[name] - before.get(name, sent[name]) > MUCH}
+        waits_s = min((each.waits_s for each in sending.values()), default=0.0)
+        full = sum(each.full for each in sending.values())
+        now = _Look(at, sent, waits_s, 0 < lately <= max(full, waiting))
+        # a window that began before the sending would hold the silence
+        if sending and self._sends and sum(sent.values()) >= KNOWN:
+            then = self._past[-min(self._sends, OVER)]
+            total = sum(sent[name] - then.sent[name] for name in sent.keys() & then.sent.keys())
+            self._seen(total / (now.at - then.at), then, now)
+        self._sends = self._sends + 1 if sending else 0
+        self._past.append(now)
+        return {*sending}
+
+    def _seen(self, speed: float, then: _Look, now: _Look) -> None:
+        """From one look to another all connections sent with this speed, in bytes per second."""
+        least_s, wait_s = min(then.waits_s, now.waits_s), now.waits_s
         queued = least_s - self._theirs_s > WAIT_S
         usual = max(self._fastest, sum(self._last) / LOOKS)
-        if not pushed and not (queued and speed > SENT * usual):
+        if not (then.pushed and now.pushed) and not (queued and speed > SENT * usual):
             return
         ups, self._ups = self._ups, 0
         self._last.append(speed)

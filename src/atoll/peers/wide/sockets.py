@@ -21,27 +21,20 @@ import stat
 import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Container, Generator, Hashable
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 import zenoh
 
 from atoll.peers.wide.bbr import Trips
-from atoll.peers.wide.pacing import OVER, Pace
+from atoll.peers.wide.pacing import KNOWN, LOOK_S, Pace, Sent
 from atoll.peers.wide.sessions import follow
 
 HELD_S = 0.1
 """For so long a frame may wait for those that the kernel has and has not sent."""
-AGAIN_S = 0.1
-"""Seconds between two looks at how fast sockets send."""
 HELD, LEAST_HELD, MOST_HELD = 1 << 20, 128 << 10, 4 << 20
 """Bytes that a socket may hold before its speed is known, and at least and at most after that."""
-KNOWN = 4 << 20
-"""Bytes that a connection has sent when its speed is taken to be known: TCP begins slowly."""
-MUCH = 64 << 10
-"""Bytes over `OVER` looks that are more than a few words."""
 PROBES_S = 0.4
 """What Linux takes beyond TCP_USER_TIMEOUT, because it begins to count at its first probe."""
 SO_MAX_PACING_RATE = 47
@@ -79,12 +72,14 @@ class Tuning:
         """Whether the system holds anything for anyone that it has not sent yet; False if it does not say."""
         return any(told.unsent for _, _, told in self._look())
 
-    def share(self) -> None:
+    def share(self, sending: Container[Hashable] = ()) -> None:
         """Let each connection send its part of what all may: also when sending to a member begins."""
         if self._pace.most:
             most = struct.pack("Q", round(self._pace.most / max(self._hearers()[0], 1)))
-            for _, way, _ in self._look():
+            for ends, way, _ in self._look():
                 way.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, most)
+                if ends in sending:
+                    self._trips.sends(ends, way)
 
     def _changed(self, event: zenoh.LinkEvent) -> None:
         if event.kind == zenoh.SampleKind.DELETE:
@@ -106,43 +101,19 @@ class Tuning:
 
     def _follow_speed(self) -> None:
         fastest: dict[Ends, int] = {}
-        past, sends = deque[_Look](maxlen=OVER), 0
-        while not self._over.wait(AGAIN_S):
-            before = past[0].sent if past else dict[Ends, int]()
-            sent, waits, full = dict[Ends, int](), list[float](), 0
+        while not self._over.wait(LOOK_S):
+            found: dict[Hashable, Sent] = {}
             for ends, way, told in self._look():
                 with suppress(OSError):  # it has been broken meanwhile
                     if way.getsockname()[0] != way.getpeername()[0]:  # within a machine no link is shared
-                        sent[ends] = told.delivered * told.piece
-                        if sent[ends] - before.get(ends, sent[ends]) > MUCH:
-                            waits.append((told.rtt - told.least_rtt) / 1e6)
-                            full += told.unsent > 0
-                            if self._pace.most:
-                                self._trips.sends(ends, way)
+                        waits_s = (told.rtt - told.least_rtt) / 1e6
+                        found[ends] = Sent(told.delivered * told.piece, waits_s, told.unsent > 0)
                 if told.unsent:
                     fastest[ends] = max(told.speed, fastest.get(ends, 0))
                     if told.acked >= KNOWN:
                         held = min(max(round(HELD_S * fastest[ends]), LEAST_HELD), MOST_HELD)
                         _set(way, "TCP_NOTSENT_LOWAT", held)
-            lately, waiting = self._hearers()
-            now = _Look(time.monotonic(), sent, min(waits, default=0.0), 0 < lately <= max(full, waiting))
-            if sends and waits and sum(sent.values()) >= KNOWN:
-                then = past[-min(sends, OVER)]
-                total = sum(sent[ends] - then.sent[ends] for ends in sent.keys() & then.sent.keys())
-                self._pace.seen(total / (now.at - then.at), (then.waits_s, now.waits_s), then.pushed and now.pushed)
-            sends = sends + 1 if waits else 0
-            past.append(now)
-            self.share()
-
-
-class _Look(NamedTuple):
-    """At how fast sockets send. Args: sent: bytes that have arrived, of each connection. waits_s, pushed: as of
-    `Pace.seen`."""
-
-    at: float
-    sent: dict[Ends, int]
-    waits_s: float
-    pushed: bool
+            self.share(self._pace.look(time.monotonic(), found, *self._hearers()))
 
 
 class _Told(NamedTuple):

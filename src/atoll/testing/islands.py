@@ -159,10 +159,6 @@ class Loopback:
         self.heard: Heard = lambda sender, frame: None
         self.seen: Seen = lambda address, alive: None
 
-    def direct(self, who: int) -> bool:
-        """Always."""
-        return True
-
     def send(self, to: int, parts: Sequence[Part], priority: Priority, wanted: Wanted = always) -> None:
         """At once."""
         frame = b"".join(parts)

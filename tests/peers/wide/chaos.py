@@ -36,6 +36,7 @@ from atoll.testing.islands import Loopback, Sea
 from atoll.testing.toys import Mlp
 from atoll.wire import Key, Landed, Lost
 from tests.peers.wide.crew import Sailor
+from tests.peers.wide.mutations import HEAD
 from tests.peers.wide.schedules import METHODS, Fault, Schedule, draw
 
 LEASE_S = 0.8
@@ -98,8 +99,9 @@ def hurried() -> Generator[None]:
 def kind_of(frame: bytes) -> str:
     """What kind of message a frame is."""
     if frame[3]:
-        return _PHASES[struct.unpack_from("<B", frame, 8 + 20)[0]]
-    return frame[10 : frame.index(b'"', 10)].decode()
+        return _PHASES[struct.unpack_from("<B", frame, HEAD + 20)[0]]
+    start = HEAD + len('["')
+    return frame[start : frame.index(b'"', start)].decode()
 
 
 class Storm:

@@ -47,22 +47,48 @@ def test_another_congestion_control_is_left_as_it_is(under_bbr: socket.socket) -
     assert control(under_bbr) == b"reno"
 
 
+class Watched:
+    """`Trips` on a clock of its own, and when it began a connection anew."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.begun, self.trips = 0.0, list[float](), Trips()
+        monkeypatch.setattr(bbr.time, "monotonic", lambda: 1000.0 + self.now)
+        monkeypatch.setattr(bbr, "begin_anew", lambda way: self.begun.append(self.now))
+
+    def look(self, port: int = 1, *, sends: bool = False, starves: bool = False, after: float = 0.25) -> None:
+        with socket.socket() as way:
+            self.trips.look((port, 2), way, sends=sends, starves=starves)
+        self.now += after
+
+
 def test_it_is_begun_anew_when_its_round_trip_is_old_or_of_unknown_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, begun = [1000.0], list[float]()
-    monkeypatch.setattr(bbr.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(bbr, "begin_anew", lambda way: begun.append(now[0]))
-    monkeypatch.setattr(bbr, "may_come_back", lambda: True)
-    trips = Trips()
-    with socket.socket() as way:
-        for _ in range(100):  # all the time, then after each of two pauses
-            trips.sends((1, 2), way)
-            now[0] += 0.25
-        for pause in (PAUSE_S / 2, 2 * PAUSE_S):
-            now[0] += pause
-            trips.sends((1, 2), way)
-        trips.sends((3, 4), way)
+    watched = Watched(monkeypatch)
+    for _ in range(100):  # all the time, then after each of two pauses
+        watched.look(sends=True)
+    for pause in (PAUSE_S / 2, 2 * PAUSE_S):
+        watched.now += pause
+        watched.look(sends=True)
+    watched.look(port=3, sends=True)
     again, pauses = OLD_S + 0.25, 25.0 + 2.5 * PAUSE_S
-    assert [moment - 1000.0 for moment in begun] == [0.0, again, 2 * again, 3 * again, pauses, pauses]
+    assert watched.begun == [0.0, again, 2 * again, 3 * again, pauses + 0.25, pauses + 0.5]
+
+
+def test_whoever_gets_hardly_anything_through_is_begun_anew_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    for _ in range(40):
+        watched.look(starves=True)
+    assert watched.begun == [0.75, 2.0, 4.25, 8.5], "after 0.5, 1, 2 and 4 s, at the next look"
+
+
+def test_whoever_gets_something_through_starves_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    for _ in range(8):
+        watched.look(after=0.4, starves=True)
+        watched.look(after=0.0)
+    assert not watched.begun
+    for _ in range(3):
+        watched.look(after=0.4, starves=True)
+    assert watched.begun, "without that it would be"
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells what a connection has sent")

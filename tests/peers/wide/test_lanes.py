@@ -4,6 +4,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+import pytest
+
+from atoll.peers.wide import lanes
 from atoll.peers.wide.lanes import LARGE, NUDGES_S, Lane, Part, Way
 
 WAY = Way(0, direct=True)
@@ -70,5 +73,32 @@ def test_a_lane_is_full_until_its_large_frames_have_been_taken() -> None:
     time.sleep(0.1)
     assert not lane.full
     assert lane.busy, "lately it was"
+    lane.close()
+    lane.thread.join()
+
+
+def test_large_frames_to_who_was_just_seen_wait_for_a_direct_way_and_short_ones_do_not() -> None:
+    taken = Taken(full_s=0.0)
+    lane = Lane("lane", taken, None, taken.full)
+    lane.aim(Way(7, direct=False))
+    lane.put(0, [bytes(LARGE - 1)])
+    lane.put(0, [bytes(LARGE)])
+    time.sleep(0.3)
+    assert [size for _, size in taken.frames] == [LARGE - 1]
+    lane.aim(Way(7, direct=True))
+    time.sleep(0.1)
+    assert [size for _, size in taken.frames if size] == [LARGE - 1, LARGE]
+    lane.close()
+    lane.thread.join()
+
+
+def test_large_frames_are_passed_on_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "MEETING_S", 0.3)
+    taken = Taken(full_s=0.0)
+    lane = Lane("lane", taken, Way(7, direct=False), taken.full)
+    lane.put(0, [bytes(LARGE)])
+    time.sleep(0.8)
+    assert 0.3 <= taken.frames[0][0] < 0.6
+    assert taken.frames[0][1] == LARGE
     lane.close()
     lane.thread.join()

@@ -36,8 +36,6 @@ def test_islands_that_know_only_the_coordinator_go_on_without_it(open_link: Call
     hears, _ = Ears(one), Ears(two)
     hears.until(lambda: hears.alive() == {COORDINATOR, 1})
     time.sleep(0.5)  # to find each other
-    assert two.direct(0)
-    assert one.direct(1)
     coordinator.close()
     hears.until(lambda: COORDINATOR not in hears.alive())
     two.send(0, [b"direct"], Priority.CONTROL)
@@ -51,8 +49,6 @@ def test_members_that_listen_nowhere_meet_through_the_coordinator(open_link: Cal
     at_one, at_two = Ears(one), Ears(two)
     at_one.until(lambda: at_one.alive() == {COORDINATOR, 1})
     at_two.until(lambda: at_two.alive() == {COORDINATOR, 0})
-    assert one.direct(COORDINATOR)
-    assert not one.direct(1)
     big = bytes(range(256)) * 4096
     for index in range(10):
         one.send(1, [b"%d" % index, big], Priority.OVERLAPPED)
@@ -60,6 +56,7 @@ def test_members_that_listen_nowhere_meet_through_the_coordinator(open_link: Cal
     at_two.until(lambda: len(at_two.frames) == 10)
     at_one.until(lambda: at_one.frames)
     assert at_two.frames == [(0, b"%d" % index + big) for index in range(10)]
+    assert coordinator.sent > 10 * len(big)
     assert at_one.frames == [(1, b"back")]
     two.close()
     at_one.until(lambda: at_one.alive() == {COORDINATOR})

@@ -7,7 +7,7 @@ answered what that one was answered. So anchors, outer state and round counts mo
 
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from atoll.wire import Key, Landed, Lost, Snapshot, Source, Take
 
 WINDOW_S, WINDOW = 0.5, 32
 """As many chunks are asked of a donor at a time as have come from it in so many seconds, and two more; at most 32. Of a
-slow one few are left in the end, when the others have given theirs."""
+slow one few are left in the end, when the others have given theirs: one at a time, if it takes longer for each."""
 AGAIN_S = 0.25
 """After so long what was not there yet is asked for again."""
 LATE_S = 15.0
@@ -66,7 +66,9 @@ class _Donor:
     @property
     def room(self) -> int:
         """Chunks that it may be asked for now."""
-        return max(2 + self.gives - len(self.asked), 0) if self.rests <= time.monotonic() else 0
+        # what a slow one owes is what all wait for in the end
+        few = 2 if self.gives > 1 or not self._came else 1
+        return max(few + self.gives - len(self.asked), 0) if self.rests <= time.monotonic() else 0
 
 
 class Fetching:
@@ -88,10 +90,11 @@ class Fetching:
         if sender in self._donors.get(bulk.key, ()):
             self._arrived[bulk.key][sender, bulk.chunk] = (bulk.payload, bulk.version)
 
-    def ahead(self, key: Key, donors: Sequence[int]) -> None:
-        """Ask for the first chunks of a blob for which `whole` is called later, when their sums are known."""
+    def ahead(self, key: Key, donors: Sequence[int], chunks: int = WINDOW) -> None:
+        """Ask for the first chunks of a blob, so many at most, for which `whole` is called later."""
+        self._arrived.pop(key, None)
         ways = self._ahead[key] = self._begin(key, donors)
-        self._ask(key, ways, set(), sum(way.room for way in ways.values()))
+        self._ask(key, ways, set(), min(chunks, sum(way.room for way in ways.values())))
 
     def _begin(self, key: Key, donors: Sequence[int]) -> dict[int, _Donor]:
         self._arrived.setdefault(key, {})
@@ -153,19 +156,20 @@ class Fetching:
 
     def _ask(self, key: Key, ways: dict[int, _Donor], here: set[int], total: int | None) -> None:
         """Fill the windows; in the end whoever has been giving, and has nothing to do, gives the last of what another
-        one owes, as far as that makes it earlier: the joiner's own link may be what they all wait for."""
-        taken = {chunk for way in ways.values() for chunk in way.asked}
+        one alone owes, as far as that makes it earlier: the joiner's own link may be what they all wait for."""
+        taken = Counter(chunk for way in ways.values() for chunk in way.asked)
         # one after another: a donor may say that there are any number of them
         open_ = (chunk for chunk in range(total or 1) if chunk not in here and chunk not in taken)
         for donor, way in ways.items():
             self._order(key, donor, way, islice(open_, way.room))
         for donor, way in ways.items():
             for other in [] if way.asked else ways.values():
-                owed = sorted(other.asked - way.asked - here, reverse=True)
+                owed = sorted((chunk for chunk in other.asked - here if taken[chunk] == 1), reverse=True)
                 # they would be done at the same time
                 count = len(owed) * way.gives // (way.gives + other.gives or 1)
                 if count >= other.gives:  # which saves half a second
                     self._order(key, donor, way, owed[: min(count, way.room)])
+                    taken.update(way.asked)
 
     def _order(self, key: Key, donor: int, way: _Donor, chunks: Iterable[int]) -> None:
         for chunk in chunks:
@@ -204,6 +208,10 @@ class Entry:
                 assert text is not None
                 return json.loads(text)
         raise OutOfReach(f"none of workers {list(self.donors)}, to fetch a state from, is within reach; come again")
+
+    def looks(self) -> None:
+        """Ask already where that one is that `stands` will tell of."""
+        self._fetching.ahead(Key(STANDS, 0, self.epoch), self.donors[:1], 1)
 
     def stands(self) -> tuple[int, int]:
         """The step of the boundary that is next for the one in whose place this island stands, and the last it did."""

@@ -28,12 +28,9 @@ from atoll.peers.wide.offers import entered_key, view
 from atoll.sync.elastic import State
 from atoll.wire import KEEPER, Key, Landed, Lost, Membership, Post, Snapshot, Source, Take
 
-READY_S, LINKS_S = 0.5, 0.1
+READY_S = 0.5
 """How long a joiner waits for the others to name the step at which it begins, before it looks whether they have gone
-on; and between two looks whether there are links."""
-DIRECT_S = 2.0
-"""How long an island waits for links to the others before it begins: until then all goes through the coordinator, whose
-link it would fill. Where there is no way, it waits once."""
+on."""
 _HASHING = ThreadPoolExecutor(1, "atoll-digests")
 
 
@@ -59,12 +56,6 @@ class WideGroup(Engine):
             return self.agree(fingerprint)
         if self.link.me in newest.workers:
             self.membership = Membership(newest.workers, self.link.me, newest.number)
-            self._await_links(newest.workers)
-
-    def _await_links(self, workers: Sequence[int]) -> None:
-        until = time.monotonic() + DIRECT_S
-        while time.monotonic() < until and not all(map(self.link.direct, {*workers} - {self.link.me})):
-            self._wait_a_little(LINKS_S)
 
     @property
     def joins(self) -> bool:
@@ -97,9 +88,14 @@ class WideGroup(Engine):
 
     def ready(self) -> None:
         """Tell that this island has gone along with all that has landed; waits a little for the others to know."""
+        assert self._entry is not None
         self._caught_up()
-        until = time.monotonic() + READY_S
+        until, looked = time.monotonic() + READY_S, False
         while self.begins() is None and (left := until - time.monotonic()) > 0:
+            if self.member.promised and not looked:
+                # the step is on its way now: with it comes where the others are
+                self._entry.looks()
+                looked = True
             self._wait_a_little(left)
 
     def begins(self) -> int | None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Part = bytes | memoryview
 Wanted = Callable[[], bool]
@@ -12,6 +12,9 @@ Wanted = Callable[[], bool]
 
 HOLD_S = 5.0
 """How long a frame waits for a member that is not there before it is dropped; whoever needs it asks again."""
+MEETING_S = 2.0
+"""So long after a member was first seen large frames wait for a direct way there, which takes some round trips to be
+made. Passed on they would fill the coordinator's way to it, and its word would come behind them."""
 NUDGE: Sequence[Part] = (b"",)
 NUDGES_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 LATELY_S = 0.3
@@ -36,11 +39,17 @@ def always() -> bool:
 class Way:
     """Which process of a member frames go to, and how.
 
-    Args: since: when it opened its link, ns since 1970. direct: or passed on by the coordinator.
+    Args: since: when it opened its link, ns since 1970. direct: or passed on by the coordinator. met: when it was first
+    seen, of this process's monotonic clock.
     """
 
     since: int
     direct: bool
+    met: float = field(default_factory=time.monotonic, compare=False)
+
+    def waits_s(self, parts: Sequence[Part], now: float) -> float:
+        """For how long a frame waits for a better one."""
+        return 0.0 if self.direct or not is_large(parts) else max(self.met + MEETING_S - now, 0.0)
 
 
 class Lane:
@@ -116,16 +125,16 @@ class Lane:
         until = None if nudge is None else time.monotonic() + nudge
         with self._changed:
             while not self._closed:
-                now = time.monotonic()
-                while self._frames and self._way:
+                now, waits_s = time.monotonic(), 0.0
+                while self._frames and self._way and not (waits_s := self._way.waits_s(self._frames[0][2], now)):
                     _, self._origin, parts, wanted = self._frames.popleft()
                     if wanted():
                         return self._way, self._origin, parts
                 if until is not None and now >= until and self._way:
                     return self._way, self._origin, NUDGE
-                while self._frames and self._frames[0][0] <= now:
+                while self._frames and not self._way and self._frames[0][0] <= now:
                     self._frames.popleft()
-                moments = [self._frames[0][0]] if self._frames else []
+                moments = [now + waits_s if self._way else self._frames[0][0]] if self._frames else []
                 moments += [until] if until is not None and self._way else []
                 self._changed.wait(min(moments) - now if moments else None)
         return None

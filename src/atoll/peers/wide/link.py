@@ -6,7 +6,8 @@
     atoll/RUN/pass/WHO/SINCE/FROM     frames that the coordinator is to pass on to WHO
 
 All are zenoh peers. The coordinator tells them of each other, and those that can connect do so directly. zenoh passes
-nothing on between peers, so a member that one sees only by the coordinator's token is sent frames through it.
+nothing on between peers, so a member that one sees only by the coordinator's token is sent frames through it: large
+ones after a while only, for it may be that they are about to connect.
 
 SINCE tells a process from one that had its number before. A member that is started anew counts at once, though the
 others may wait for its silent predecessor a while; what was on its way to that one is dropped. The latest counts.
@@ -67,10 +68,6 @@ class Link(Protocol):
     def send(self, to: int, parts: Sequence[Part], priority: Priority, wanted: Wanted = always) -> None:
         """Queue one frame, the parts one after another, by reference. Never waits, whoever `to` is. The frame is
         dropped if it is wanted no more when its turn comes."""
-        ...
-
-    def direct(self, who: int) -> bool:
-        """Whether frames go there without the coordinator."""
         ...
 
     def start(self, heard: Heard, seen: Seen) -> None:
@@ -170,12 +167,6 @@ class ZenohLink:
         lane.put(self.me, parts, wanted)
         if began:
             self._tuning.share()
-
-    def direct(self, who: int) -> bool:
-        """Whether frames go there without the coordinator."""
-        with self._lock:
-            best = self._best(who)
-        return best is not None and best.direct
 
     def close(self) -> None:
         """Drop what is queued, and be gone for the others."""

@@ -133,7 +133,7 @@ class Member:
     def meet(self, step: int) -> Membership | None:
         """Who takes part in what is launched at inner step `step`; None as long as that is being decided. A joiner, who
         does not, gets the membership of the donor in whose place it stands."""
-        if not self.epochs or self._promised > self.epochs[-1].number:
+        if not self.epochs or self.promised:
             return None
         self.step = max(self.step, step)
         epoch = [epoch for epoch in self.epochs if epoch.step <= step][-1:]
@@ -154,6 +154,11 @@ class Member:
         return [each.exchange for each in self._open.values()]
 
     @property
+    def promised(self) -> bool:
+        """Whether the next epoch is being agreed on."""
+        return bool(self.epochs) and self._promised > self.epochs[-1].number
+
+    @property
     def newest(self) -> Epoch | None:
         """The newest epoch that is known."""
         return self.epochs[-1] if self.epochs else None
@@ -161,7 +166,7 @@ class Member:
     def beat(self, beat: Beat) -> None:
         """Say how it goes, and again what may have been lost on the way."""
         self.send(COORDINATOR, beat, Priority.CONTROL)
-        if self.epochs and self._promised > self.epochs[-1].number:
+        if self.promised:
             self.send(COORDINATOR, Promise(self._promised, self.step), Priority.CONTROL)
 
     def tick(self, now: float) -> None:

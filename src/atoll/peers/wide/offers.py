@@ -66,23 +66,32 @@ class Offers:
         self.epochs: list[int] = []
         self.goers: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._blobs: dict[Key, memoryview] = {}
+        self._blobs: dict[Key, tuple[memoryview, int]] = {}
         self._asked: dict[Key, set[tuple[int, int]]] = {}
 
     def state(
         self, epoch: int, goers: Sequence[int], meta: Mapping[str, Any], tensors: Sequence[tuple[str, Tensor]]
     ) -> None:
-        """Offer the state of the boundary at which an epoch began to those who join in it; tensors are copied."""
+        """Offer the state of the boundary at which an epoch began to those who join in it. Tensors are copied, and what
+        is copied is sent while the rest is."""
         with self._lock:
             self.goers |= dict.fromkeys(goers, epoch)
         self.epochs.append(epoch)
         if len(self.epochs) > KEPT:
             self._forget(self.epochs.pop(0))
-        parts = [tensor.detach().reshape(-1).view(torch.uint8).cpu() for _, tensor in tensors]
-        flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
         forms = [[name, str(tensor.dtype).removeprefix("torch."), tensor.numel()] for name, tensor in tensors]
-        state = view(flat)
-        self._have(state_key(epoch), state)
+        parts = [
+            part for _, tensor in tensors for part in tensor.detach().reshape(-1).view(torch.uint8).cpu().split(PIECE)
+        ]
+        flat = torch.empty(sum(map(len, parts)), dtype=torch.uint8)
+        state, copied, count = view(flat), 0, 1
+        self._have(state_key(epoch), state, 0)
+        while parts:
+            # ever more at a time: each time Python's lock has to be waited for
+            size = sum(map(len, parts[:count]))
+            torch.cat(parts[:count], out=flat[copied : copied + size])
+            parts, copied, count = parts[count:], copied + size, 2 * count
+            self._have(state_key(epoch), state, copied)
         # beside training: an island does not wait for digests of what it gives away
         threading.Thread(target=self._offer, args=(epoch, dict(meta), forms, state), daemon=True).start()
 
@@ -127,18 +136,25 @@ class Offers:
         values = b"" if mean is None else bytes(view(mean.view(torch.uint8)))
         self._have(key, memoryview(len(head).to_bytes(4, "little") + head + values))
 
-    def _have(self, key: Key, blob: memoryview) -> None:
+    def _have(self, key: Key, blob: memoryview, size: int | None = None) -> None:
+        """So many bytes of it are here, or all."""
         with self._lock:
             if not self.epochs:
                 return  # nobody joins any more
-            self._blobs[key] = blob
-            asked = self._asked.pop(key, ())
+            self._blobs[key] = blob, len(blob) if size is None else size
+            asked = {each for each in self._asked.get(key, ()) if self._held(key, each[1]) is not None}
+            self._asked[key] = self._asked.get(key, set()) - asked
         self._follow(key, asked)
+
+    def _held(self, key: Key, chunk: int) -> memoryview | None:
+        """What it is cut from, if a chunk is here."""
+        blob, here = self._blobs.get(key, (memoryview(b""), -1))
+        return blob if min((chunk + 1) * PIECE, len(blob)) <= here else None
 
     def piece(self, key: Key, chunk: int, sender: int) -> tuple[memoryview, int]:
         """One chunk for `sender`, and how many there are: none, if this is not offered yet."""
         with self._lock:
-            blob = self._blobs.get(key)
+            blob = self._held(key, chunk)
             if blob is None:
                 if sum(map(len, self._asked.values())) < ASKED:
                     self._asked.setdefault(key, set()).add((sender, chunk))

@@ -8,7 +8,7 @@ what it measures for the application's speed and stays in its first phase, in wh
 loses what the link does not take. So each socket may hold what it sends in `HELD_S`.
 
 Each connection may send its share of what all of this member's may send together (`pacing`). Then BBR need not stop to
-measure, and is begun anew before it does (`bbr`).
+measure, and is begun anew before it does; also where it has found too little (`bbr`).
 
 While a frame waits for a member that does not read, zenoh can neither give that member up when its lease is over nor
 close the session: all stands still until the frame is given up. It goes on once the connection is broken, so a
@@ -21,14 +21,14 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Generator, Hashable
+from collections.abc import Callable, Collection, Generator, Hashable
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 import zenoh
 
-from atoll.peers.wide.bbr import Trips
-from atoll.peers.wide.pacing import KNOWN, LOOK_S, Pace, Sent
+from atoll.peers.wide.bbr import STARVED, Trips
+from atoll.peers.wide.pacing import KNOWN, LOOK_S, MUCH, OVER, Pace, Sent
 from atoll.peers.wide.sessions import follow
 
 HELD_S = 0.1
@@ -72,14 +72,16 @@ class Tuning:
         """Whether the system holds anything for anyone that it has not sent yet; False if it does not say."""
         return any(told.unsent for _, _, told in self._look())
 
-    def share(self, sending: Container[Hashable] = ()) -> None:
+    def share(self) -> None:
         """Let each connection send its part of what all may: also when sending to a member begins."""
-        if self._pace.most:
-            most = struct.pack("Q", round(self._pace.most / max(self._hearers()[0], 1)))
-            for ends, way, _ in self._look():
+        if share := self._share():
+            most = struct.pack("Q", round(share))
+            for _, way, _ in self._look():
                 way.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, most)
-                if ends in sending:
-                    self._trips.sends(ends, way)
+
+    def _share(self) -> float | None:
+        """Bytes per second that a connection may send, if that is known."""
+        return self._pace.most and self._pace.most / max(self._hearers()[0], 1)
 
     def _changed(self, event: zenoh.LinkEvent) -> None:
         if event.kind == zenoh.SampleKind.DELETE:
@@ -113,7 +115,14 @@ class Tuning:
                     if told.acked >= KNOWN:
                         held = min(max(round(HELD_S * fastest[ends]), LEAST_HELD), MOST_HELD)
                         _set(way, "TCP_NOTSENT_LOWAT", held)
-            self.share(self._pace.look(time.monotonic(), found, *self._hearers()))
+            sending = self._pace.look(time.monotonic(), found, *self._hearers())
+            self.share()
+            paced, may = self._pace.most is not None, self._share() or MUCH / (OVER * LOOK_S * STARVED)
+            for ends, way, told in self._look():
+                with suppress(OSError):
+                    if ends in found:
+                        starves = told.unsent > 0 and told.speed < STARVED * may
+                        self._trips.look(ends, way, sends=paced and ends in sending, starves=starves)
 
 
 class _Told(NamedTuple):

@@ -9,10 +9,11 @@ So the coordinator is needed when something goes wrong, and not to train.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from atoll.peers.wide.early import Early
 from atoll.peers.wide.exchange import Exchange
 from atoll.peers.wide.link import Priority
 from atoll.peers.wide.messages import (
@@ -39,8 +40,6 @@ from atoll.wire import Key, Landed, Lost, Membership, Post, Take
 
 REMEMBERED = 4096
 """Exchanges that are over, and of which this worker still knows how it voted."""
-PUT_BY = 4096
-"""Messages of exchanges that have not begun here, at most: a few for each, and the rest is asked for again."""
 AGAIN_S = 2.0
 """Without anything new for so long, what is missing in an exchange is asked for again: of those who have sent nothing
 for as long, for whoever sends something else has it in its queue."""
@@ -87,9 +86,7 @@ class Member:
     answers: dict[Key, Landed | Lost] = field(default_factory=dict[Key, Landed | Lost])
     _open: dict[Key, _Open] = field(default_factory=dict[Key, _Open])
     _over: dict[Key, Have] = field(default_factory=dict[Key, Have])
-    _put_by: defaultdict[Key, list[tuple[int, Message]]] = field(
-        default_factory=lambda: defaultdict[Key, list[tuple[int, Message]]](list)
-    )
+    _early: Early = field(default_factory=Early)
     _lost: dict[int, int] = field(default_factory=dict[int, int])
     _came: dict[int, float] = field(default_factory=dict[int, float])
     _under: int = -1
@@ -112,7 +109,7 @@ class Member:
         exchange = Exchange(self.me, post, take, send)
         self._open[post.key] = each = _Open(exchange, self._under, now, now, states={self.me: state})
         exchange.start()
-        for sender, message in self._put_by.pop(post.key, []):
+        for sender, message in self._early.take(post.key):
             self._of_exchange(sender, message, now)
         self._look(each)
 
@@ -248,8 +245,8 @@ class Member:
             if over := self._over.get(key):
                 if isinstance(message, Head | Want):
                     self.send(sender, over, Priority.CONTROL)
-            else:
-                self._keep(sender, key, message)
+            elif isinstance(message, Head | Have | Settle):
+                self._early.put(sender, key, message)
             return
         exchange = each.exchange
         match message:
@@ -287,14 +284,6 @@ class Member:
         elif mine != most:
             self.out = f"worker {self.me} holds other bits than most ({told})"
         return mine != most
-
-    def _keep(self, sender: int, key: Key, message: Message) -> None:
-        """Put by what comes before this island has come as far."""
-        if not isinstance(message, Head | Have | Settle) or (sender, message) in self._put_by[key]:
-            return
-        self._put_by[key].append((sender, message))
-        while sum(map(len, self._put_by.values())) > PUT_BY:
-            del self._put_by[next(iter(self._put_by))]
 
     def _look(self, each: _Open) -> None:
         """Whether an exchange is over, or has to be reported."""

@@ -163,7 +163,10 @@ def cut(links: list[zenoh.Link]) -> None:
 def _sockets(links: list[zenoh.Link]) -> Generator[tuple[int, socket.socket]]:
     """This process's sockets between the ports of the links, with their descriptors."""
     ends = [_ends(link) for link in links]
-    for descriptor in map(int, os.listdir("/dev/fd")):
+    descriptors = list[int]()
+    with suppress(OSError):  # none is left to look with: a link that cannot be tuned is one all the same
+        descriptors += map(int, os.listdir("/dev/fd"))
+    for descriptor in descriptors:
         with suppress(OSError), _socket(descriptor, ends) as way:  # one that was closed meanwhile
             if way:
                 yield descriptor, way

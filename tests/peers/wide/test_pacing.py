@@ -145,6 +145,14 @@ def test_the_ends_of_exchanges_are_not_taken_for_the_speed_of_the_link() -> None
     assert link.exchange(3e6) == pytest.approx(1 / 3, abs=0.03)
 
 
+def test_what_tcp_sends_while_it_searches_is_not_taken_for_the_speed_of_the_link() -> None:
+    """In exchanges of a fifth of a second, in none of which packets wait."""
+    link = Emulated(6.25e6, lambda t: 3e6 if t < 20 else 20e6)
+    for _ in range(20):
+        link.exchange(1e6)
+    assert link.exchange(1e6) < 0.2
+
+
 def test_packets_that_always_wait_are_not_taken_for_a_queue() -> None:
     link = Emulated(10e6, lambda t: 5e6 if t < 2 else 20e6, others_s=0.04)
     link.go(60)

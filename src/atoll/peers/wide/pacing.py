@@ -57,8 +57,9 @@ class _Look(NamedTuple):
 class Pace:
     """What is known of one member's link.
 
-    A look counts if what was sent tells how fast the link is: at both ends there was more to send, or packets waited.
-    Where they still wait at `LEAST` they do so for others, or always: only what comes on top counts then.
+    A look counts if what was sent tells how fast the link is: packets waited at both ends, or, once there is a pace to
+    correct, there was more to send. Where they still wait at `LEAST` they do so for others, or always: only what comes
+    on top counts then.
 
     Attributes: most: bytes per second, or None as long as nothing is known.
     """
@@ -97,7 +98,8 @@ class Pace:
         least_s, wait_s = min(then.waits_s, now.waits_s), now.waits_s
         queued = least_s - self._theirs_s > WAIT_S
         usual = max(self._fastest, sum(self._last) / LOOKS)
-        if not (then.pushed and now.pushed) and not (queued and speed > SENT * usual):
+        pushed = then.pushed and now.pushed and self.most is not None
+        if not pushed and not (queued and speed > SENT * usual):
             return
         ups, self._ups = self._ups, 0
         self._last.append(speed)

@@ -35,6 +35,8 @@ from bench.engines import ENGINES, TIMEOUT_S, Engine, Job, Seat, Told
 from bench.measure import Figure
 
 SETTINGS = (link.Access(100e6, 0.05), link.Access(1e9, 0.02))
+SLOW = 100e6
+"""Goals are parts of the link up to so many bits per second, and seconds of CPU above."""
 PEERS = 4
 ELEMENTS = 6_553_600
 ROOT = Path(__file__).parents[1]
@@ -147,6 +149,7 @@ def figures(
 def _told(case: Case, found: dict[Engine, list[Ran]]) -> Iterator[Figure]:
     """The figures of a case, and a line for each engine."""
     raw = [seconds for run in next(iter(found.values()), []) for seconds in run.warm]
+    slow = case.access.bandwidth <= SLOW
     for index, (engine, runs) in enumerate(found.items()):
         name, rights = f"{case}: {engine.name}", [run.right(round) for run in runs for round in range(len(run.rounds))]
         if not all(rights):
@@ -159,12 +162,13 @@ def _told(case: Case, found: dict[Engine, list[Ran]]) -> Iterator[Figure]:
             f"(raw {case.ideal / median(raw):.2f}) at {case.access.bandwidth / 1e6:g} Mbit/s, "
             f"{case.access.latency * 1e3:g} ms, {runs[0].control}"
         )
-        yield Figure(name, [case.ideal / seconds for seconds in warm], "of the link", least=engine.of_link)
+        of_link, of_raw, cpu = (engine.of_link, engine.of_raw, None) if slow else (None, None, engine.cpu)
+        yield Figure(name, [case.ideal / seconds for seconds in warm], "of the link", least=of_link)
         if index:
-            yield Figure(name, [median(raw) / seconds for seconds in warm], "of raw", least=engine.of_raw)
+            yield Figure(name, [median(raw) / seconds for seconds in warm], "of raw", least=of_raw)
         if cold := [seconds for run in runs for seconds in run.cold]:
             yield Figure(name, [case.ideal / seconds for seconds in cold], "of the link, cold")
-        yield Figure(name, [run.cpu / (case.peers * case.sent / 1e9) for run in runs], "s of CPU per GB")
+        yield Figure(name, [run.cpu / (case.peers * case.sent / 1e9) for run in runs], "s of CPU per GB", most=cpu)
     if late := [run.late for runs in found.values() for run in runs]:
         yield Figure(str(case), late, "of packets over 1 ms late, as the machine was busy")
 

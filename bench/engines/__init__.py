@@ -54,7 +54,8 @@ class Engine:
     """One way to exchange.
 
     Args: name: of its module here. needs: the module that an interpreter must have. install: what pip calls that.
-    of_link, of_raw: goals, as parts of the nominal link and of what the first engine reaches; others' work has none.
+    of_link, of_raw: goals on a slow link, as parts of the nominal one and of what the first engine reaches. cpu: on a
+    fast one, seconds for each GB. Others' work has none.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Engine:
     install: str
     of_link: float | None = None
     of_raw: float | None = None
+    cpu: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Told:
 
 ENGINES = (
     Engine("raw", needs="torch", install="torch"),
-    Engine("atoll", needs="atoll", install="atoll", of_link=0.80, of_raw=0.90),
+    Engine("atoll", needs="atoll", install="atoll", of_link=0.80, of_raw=0.90, cpu=5.0),
     Engine("gloo", needs="torch", install="torch"),
     Engine("torchft", needs="torchft", install="torchft==0.2.0"),
     Engine("hivemind", needs="hivemind", install="hivemind==1.1.12"),

@@ -55,22 +55,29 @@ class Watched:
         monkeypatch.setattr(bbr.time, "monotonic", lambda: 1000.0 + self.now)
         monkeypatch.setattr(bbr, "begin_anew", lambda way: self.begun.append(self.now))
 
-    def look(self, port: int = 1, *, sends: bool = False, starves: bool = False, after: float = 0.25) -> None:
+    def look(self, port: int = 1, *, may: float | None = None, starves: bool = False, after: float = 0.25) -> None:
         with socket.socket() as way:
-            self.trips.look((port, 2), way, sends=sends, starves=starves)
+            self.trips.look((port, 2), way, may=may, starves=starves)
         self.now += after
 
 
 def test_it_is_begun_anew_when_its_round_trip_is_old_or_of_unknown_age(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     for _ in range(100):  # all the time, then after each of two pauses
-        watched.look(sends=True)
+        watched.look(may=1e6)
     for pause in (PAUSE_S / 2, 2 * PAUSE_S):
         watched.now += pause
-        watched.look(sends=True)
-    watched.look(port=3, sends=True)
+        watched.look(may=1e6)
+    watched.look(port=3, may=1e6)
     again, pauses = OLD_S + 0.25, 25.0 + 2.5 * PAUSE_S
     assert watched.begun == [0.0, again, 2 * again, 3 * again, pauses + 0.25, pauses + 0.5]
+
+
+def test_it_is_begun_anew_when_it_may_send_much_more_than_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    for share in (3e6, 1e6, 1.2e6, 1.4e6, 1.6e6, 2e6, 2.2e6, 3e6):
+        watched.look(may=share)
+    assert watched.begun == [0.0, 1.0, 1.75], "first of all, at 1.6 times the least, and at 3 of 1.6"
 
 
 def test_whoever_gets_hardly_anything_through_is_begun_anew_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:

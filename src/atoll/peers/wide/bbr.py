@@ -5,11 +5,12 @@ and the members for whom a connection waits stop with it. Pacing keeps queues sh
 
 After a silence the first answer tells the round trip, and BBR does not stop, unless that answers a single small packet:
 it may have been held back. So more than one goes out first (`STIR`). From then on a connection is begun anew in time,
-by taking it out of BBR and putting it back: it keeps its window, and pacing bounds its search.
+by taking it out of BBR and putting it back: it keeps its window, and pacing bounds its search. So it is when it was one
+of several and has the link to itself now: BBR asks for a quarter more once in eight round trips.
 
-A connection that comes to a link which others fill loses what it begins with, takes what is left for the link's speed,
-and asks for a quarter more once in eight round trips: the others have long ended when it has found its own. Whoever
-has more to send and hardly gets anything through is begun anew too; ever later, for the link may be as slow as that.
+A connection that comes to a link which others fill loses what it begins with, and takes what is left for the link's
+speed. Whoever has more to send and hardly gets anything through is begun anew too; ever later, for the link may be as
+slow as that.
 """
 
 import socket
@@ -21,6 +22,8 @@ SILENCE_S, STIR = 0.5, bytes(3000)
 """What goes along with the first words to an island after so many seconds, and is not heard."""
 OLD_S, PAUSE_S = 8.0, 2.0
 """How old the shortest round trip may become; after how long without much to send nobody knows how old it is."""
+RISEN = 1.5
+"""Whoever may send so many times what it might lately does not find out by itself before it is done."""
 STARVED, STARVED_S = 0.1, 0.5
 """A connection starves that has more to send and sends no more than this part of what it may: for so long, and for
 twice as long after each time."""
@@ -30,22 +33,22 @@ class Trips:
     """When the connections of this process were begun anew."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[int, int], tuple[float, float]] = {}
+        self._told: dict[tuple[int, int], tuple[float, float, float]] = {}
         self._starved: dict[tuple[int, int], tuple[float, float]] = {}
 
-    def look(self, ends: tuple[int, int], way: socket.socket, *, sends: bool, starves: bool) -> None:
+    def look(self, ends: tuple[int, int], way: socket.socket, *, may: float | None, starves: bool) -> None:
         """See how the connection between these ports does.
 
-        Args: sends: much, at a pace that bounds its search for more. starves: it has more to send, and sends hardly
-        anything.
+        Args: may: bytes per second that bound its search for more, if it sends much. starves: it has more to send, and
+        sends hardly anything.
         """
         now = time.monotonic()
-        if sends:
-            last, begun = self._told.get(ends, (0.0, 0.0))
-            if now - last > PAUSE_S or now - begun > OLD_S:
+        if may:
+            last, begun, least = self._told.get(ends, (0.0, 0.0, may))
+            if now - last > PAUSE_S or now - begun > OLD_S or may > RISEN * least:
                 begin_anew(way)
-                begun = now
-            self._told[ends] = now, begun
+                begun, least = now, may
+            self._told[ends] = now, begun, min(may, least)
         if not starves:
             self._starved.pop(ends, None)
             return

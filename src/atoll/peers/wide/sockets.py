@@ -117,12 +117,13 @@ class Tuning:
                         _set(way, "TCP_NOTSENT_LOWAT", held)
             sending = self._pace.look(time.monotonic(), found, *self._hearers())
             self.share()
-            paced, may = self._pace.most is not None, self._share() or MUCH / (OVER * LOOK_S * STARVED)
+            share = self._share()
+            hardly = STARVED * share if share else MUCH / (OVER * LOOK_S)
             for ends, way, told in self._look():
                 with suppress(OSError):
                     if ends in found:
-                        starves = told.unsent > 0 and told.speed < STARVED * may
-                        self._trips.look(ends, way, sends=paced and ends in sending, starves=starves)
+                        starves = told.unsent > 0 and told.speed < hardly
+                        self._trips.look(ends, way, may=share if ends in sending else None, starves=starves)
 
 
 class _Told(NamedTuple):

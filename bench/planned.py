@@ -192,7 +192,7 @@ def measured(case: Case, work: Work) -> list[Round]:
     """The rounds of a run over the emulated network."""
     access = link.Access(case.bandwidth, case.latency)
     with tempfile.TemporaryDirectory() as folder, link.network(WORKERS, access) as door:
-        each = launch(work, WORKERS, door, folder, case, timeout=120.0)
+        each = launch(work, WORKERS, door, folder, case, timeout=300.0)
     return [Round(*map(mean, zip(*alike, strict=True))) for alike in zip(*each, strict=True)]
 
 

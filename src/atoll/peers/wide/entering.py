@@ -87,12 +87,14 @@ class Fetching:
 
     def arrived(self, sender: int, bulk: Bulk) -> None:
         """A chunk, if it was asked of the sender."""
-        if sender in self._donors.get(bulk.key, ()):
-            self._arrived[bulk.key][sender, bulk.chunk] = (bulk.payload, bulk.version)
+        # another thread may be done with it at any moment
+        chunks = self._arrived.get(bulk.key)
+        if chunks is not None and sender in self._donors.get(bulk.key, ()):
+            chunks[sender, bulk.chunk] = (bulk.payload, bulk.version)
 
     def ahead(self, key: Key, donors: Sequence[int], chunks: int = WINDOW) -> None:
         """Ask for the first chunks of a blob, so many at most, for which `whole` is called later."""
-        self._arrived.pop(key, None)
+        self._arrived[key] = {}
         ways = self._ahead[key] = self._begin(key, donors)
         self._ask(key, ways, set(), min(chunks, sum(way.room for way in ways.values())))
 

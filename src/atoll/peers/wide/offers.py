@@ -142,8 +142,10 @@ class Offers:
             if not self.epochs:
                 return  # nobody joins any more
             self._blobs[key] = blob, len(blob) if size is None else size
-            asked = {each for each in self._asked.get(key, ()) if self._held(key, each[1]) is not None}
-            self._asked[key] = self._asked.get(key, set()) - asked
+            all_asked = self._asked.pop(key, set[tuple[int, int]]())
+            asked = {each for each in all_asked if self._held(key, each[1]) is not None}
+            if asked != all_asked:
+                self._asked[key] = all_asked - asked
         self._follow(key, asked)
 
     def _held(self, key: Key, chunk: int) -> memoryview | None:

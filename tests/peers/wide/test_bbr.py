@@ -75,9 +75,9 @@ def test_it_is_begun_anew_when_its_round_trip_is_old_or_of_unknown_age(monkeypat
 
 def test_it_is_begun_anew_when_it_may_send_much_more_than_lately(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
-    for share in (3e6, 1e6, 1.2e6, 1.4e6, 1.6e6, 2e6, 2.2e6, 3e6):
+    for share in (3e6, 1e6, 1.2e6, 1.4e6, 1.6e6, 1.6e6, 2.3e6, 2.5e6, 1.7e6, 3e6):
         watched.look(may=share)
-    assert watched.begun == [0.0, 1.0, 1.75], "first of all, at 1.6 times the least, and at 3 of 1.6"
+    assert watched.begun == [0.0, 1.25], "first of all, and at the second 1.6; 2.5 and 3 of 1.6 do not last"
 
 
 def test_whoever_gets_hardly_anything_through_is_begun_anew_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ SILENCE_S, STIR = 0.5, bytes(3000)
 """What goes along with the first words to an island after so many seconds, and is not heard."""
 OLD_S, PAUSE_S = 8.0, 2.0
 """How old the shortest round trip may become; after how long without much to send nobody knows how old it is."""
-RISEN = 1.5
-"""Whoever may send so many times what it might lately does not find out by itself before it is done."""
+RISEN, RISEN_S = 1.5, 0.3
+"""Whoever may send so many times what it might, and has for so long, does not find out by itself before it is done."""
 STARVED, STARVED_S = 0.1, 0.5
 """A connection starves that has more to send and sends no more than this part of what it may: for so long, and for
 twice as long after each time."""
@@ -33,7 +33,7 @@ class Trips:
     """When the connections of this process were begun anew."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[int, int], tuple[float, float, float]] = {}
+        self._told: dict[tuple[int, int], tuple[float, float, float, float]] = {}
         self._starved: dict[tuple[int, int], tuple[float, float]] = {}
 
     def look(self, ends: tuple[int, int], way: socket.socket, *, may: float | None, starves: bool) -> None:
@@ -44,11 +44,13 @@ class Trips:
         """
         now = time.monotonic()
         if may:
-            last, begun, least = self._told.get(ends, (0.0, 0.0, may))
-            if now - last > PAUSE_S or now - begun > OLD_S or may > RISEN * least:
+            last, begun, least, since = self._told.get(ends, (0.0, 0.0, may, now))
+            if may <= RISEN * least:
+                least, since = min(may, least), now
+            if now - last > PAUSE_S or now - begun > OLD_S or now - since > RISEN_S:
                 begin_anew(way)
-                begun, least = now, may
-            self._told[ends] = now, begun, min(may, least)
+                begun, least, since = now, may, now
+            self._told[ends] = now, begun, least, since
         if not starves:
             self._starved.pop(ends, None)
             return

@@ -243,29 +243,9 @@ class Ready:
     step: Step
 
 
-Record = (
-    Head
-    | Want
-    | Have
-    | Report
-    | Settle
-    | Committed
-    | Hello
-    | Welcome
-    | Refused
-    | Beat
-    | Propose
-    | Promise
-    | Epoch
-    | Gone
-    | Leave
-    | Ready
-    | Tell
-    | Fetch
-    | Done
-    | Account
-    | Lease
-)
+_OfExchanges = Head | Want | Have | Report | Settle | Committed
+_OfMembers = Hello | Welcome | Refused | Beat | Propose | Promise | Epoch | Gone | Leave | Ready | Tell | Done
+Record = _OfExchanges | _OfMembers | Fetch | Account | Lease
 Message = Record | Bulk
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
 
@@ -296,12 +276,9 @@ def read(frame: bytes) -> Message:
         raise BadMessage("not a message of atoll")
     if version != PROTOCOL:
         raise BadMessage(f"protocol {version}, this side speaks {PROTOCOL}")
-    head, checksum, body = (
-        frame[: _HEAD.size],
-        frame[_HEAD.size : _HEAD.size + _SUM],
-        memoryview(frame)[_HEAD.size + _SUM :],
-    )
-    if _checksum(head, body) != checksum:
+    whole = memoryview(frame)
+    head, checksum, body = whole[: _HEAD.size], whole[_HEAD.size :][:_SUM], whole[_HEAD.size + _SUM :]
+    if _checksum(head, body) != bytes(checksum):
         raise BadMessage("its checksum is another")
     match kind:
         case 0:

@@ -80,16 +80,14 @@ class Offers:
         if len(self.epochs) > KEPT:
             self._forget(self.epochs.pop(0))
         forms = [[name, str(tensor.dtype).removeprefix("torch."), tensor.numel()] for name, tensor in tensors]
-        parts = [
-            part for _, tensor in tensors for part in tensor.detach().reshape(-1).view(torch.uint8).cpu().split(PIECE)
-        ]
+        parts = [part for _, tensor in tensors for part in tensor.detach().reshape(-1).view(torch.uint8).split(PIECE)]
         flat = torch.empty(sum(map(len, parts)), dtype=torch.uint8)
         state, copied, count = view(flat), 0, 1
         self._have(state_key(epoch), state, 0)
         while parts:
             # ever more at a time: each time Python's lock has to be waited for
             size = sum(map(len, parts[:count]))
-            torch.cat(parts[:count], out=flat[copied : copied + size])
+            torch.cat([part.cpu() for part in parts[:count]], out=flat[copied : copied + size])
             parts, copied, count = parts[count:], copied + size, 2 * count
             self._have(state_key(epoch), state, copied)
         # beside training: an island does not wait for digests of what it gives away

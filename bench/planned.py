@@ -53,6 +53,8 @@ WORKERS = 4
 TENSORS = ("0", "1", "head")
 """Of the model, all alike: two blocks and what is outside of them."""
 GOAL = 0.05
+LEAST, MOST, HALVINGS = 1 / 64, 64.0, 20
+"""Between which an efficiency is looked for, and how often its range is halved: to 1e-5 of it."""
 SILENT = timedelta(seconds=60)
 """How long workers outlive a bench that was killed."""
 UTILISATION = "of the time in inner steps"
@@ -133,14 +135,28 @@ def calibrated(bare: Case, base: Case, slow: Case | None, seconds: Mapping[Case,
     """From the measured seconds of a boundary that moves no bytes to speak of, of one that does, and of one over a
     slower link: without it, all that bytes take is held to be the link's."""
     known = Calibration(seconds[bare] - Calibration().boundary(bare))
-    if slow is None:
-        without = known.boundary(replace(base, bandwidth=math.inf))
-        return replace(known, efficiency=(known.boundary(base) - without) / (seconds[base] - without))
-    longer = known.boundary(slow) - known.boundary(base)
-    known = replace(known, efficiency=longer / (seconds[slow] - seconds[base]))
-    # how often a round waits for what an exchange takes more
-    often = replace(known, fixed=known.fixed + 1).boundary(base) - known.boundary(base)
-    return replace(known, each=max((seconds[base] - known.boundary(base)) / often / base.elements, 0.0))
+    if slow:
+        longer = known.boundary(slow) - known.boundary(base)
+        both = replace(known, efficiency=longer / (seconds[slow] - seconds[base]))
+        # how often a round waits for what an exchange takes more
+        often = replace(both, fixed=both.fixed + 1).boundary(base) - both.boundary(base)
+        each = (seconds[base] - both.boundary(base)) / often / base.elements
+        if each > 0:
+            return replace(both, each=each)
+    # nothing takes less than no time: what there is to see of an efficiency is in both alike
+    return replace(known, efficiency=_efficiency(known, (base, slow) if slow else (base,), seconds))
+
+
+def _efficiency(known: Calibration, cases: Sequence[Case], seconds: Mapping[Case, float]) -> float:
+    """With which planned seconds are measured ones, in the mean over cases."""
+    low, high = LEAST, MOST
+    for _ in range(HALVINGS):
+        tried = replace(known, efficiency=math.sqrt(low * high))
+        if mean(tried.boundary(case) / seconds[case] for case in cases) > 1:
+            low = tried.efficiency
+        else:
+            high = tried.efficiency
+    return low
 
 
 Work = Callable[[int, str, str, Case], list[tuple[float, float]]]

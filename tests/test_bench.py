@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.recipes.methods import METHODS
+from atoll.recipes.methods import METHODS, diloco, factored_gossip
 from atoll.testing.processes import launch
+from atoll.train.run import Method
 from bench import (
     after_step,
     apart,
@@ -170,3 +171,26 @@ def test_utilisation_counts_what_steps_should_take_and_a_joiner_from_its_hello()
     assert run.loss == 2.5
     with pytest.raises(AssertionError, match="2 digests"):
         _ = lives.Ran(run.case, [whole, replace(joiner, ended=lives.Ended(2.5, "another"))], late=0.0).loss
+
+
+@pytest.mark.parametrize("method", [diloco(20), factored_gossip(20)], ids=lambda method: method.name)
+def test_a_calibration_is_found_from_what_it_makes_of_three_settings(method: Method) -> None:
+    true = planned.Calibration(fixed=0.03, each=2e-7, efficiency=0.85)
+    base = planned.Case(method, 50e6, 0.02, 1_400_000, 0.1, 8)
+    slow, bare = replace(base, bandwidth=25e6), replace(base, elements=1, step_s=0.01)
+    found = planned.calibrated(bare, base, slow, {case: true.boundary(case) for case in (bare, base, slow)})
+    assert (found.fixed, found.each, found.efficiency) == pytest.approx(
+        (true.fixed, true.each, true.efficiency), rel=1e-4
+    )
+
+
+def test_an_efficiency_is_what_two_settings_have_in_common_where_elements_take_no_time() -> None:
+    base = planned.Case(diloco(20), 50e6, 0.02, 1_400_000, 0.1, 8)
+    slow, bare = replace(base, bandwidth=25e6), replace(base, elements=1)
+    # 16.8 MB at 50 Mbit/s, of which each island sends three quarters twice, at 0.9 of it and at 0.8
+    bits = 8 * 4 * 3 * 1_400_000 * 2 * 3 / 4
+    seconds = {bare: 0.04, base: 0.04 + bits / 50e6 / 0.9, slow: 0.04 + bits / 25e6 / 0.8}
+    found = planned.calibrated(bare, base, slow, seconds)
+    assert found.each == 0
+    assert 0.84 < found.efficiency < 0.86
+    assert planned.calibrated(bare, base, None, seconds).efficiency == pytest.approx(0.9, rel=1e-3)

@@ -14,15 +14,17 @@ TICKS = 4
 class Emulated:
     """A link that takes `speed` bytes per second, and TCP, which alone would send as fast as `tcp` says of the second.
 
-    Args: others_s: what packets of others add to every wait.
+    Args: others_s: what packets of others add to every wait. before: the part of what TCP says of waits that is what it
+    said before.
     """
 
-    def __init__(self, speed: float, tcp: Callable[[int], float], others_s: float = 0.0) -> None:
-        self.pace, self.speed, self.others_s, self._tcp = Pace(), speed, others_s, tcp
+    def __init__(self, speed: float, tcp: Callable[[int], float], others_s: float = 0.0, before: float = 0.0) -> None:
+        self.pace, self.speed, self.others_s, self.before, self._tcp = Pace(), speed, others_s, before, tcp
         self._ticks, self._queue, self._again, self._taken = 0, 0.0, 0.0, 0.0
         self._all = float(KNOWN)
         self.sent: list[float] = []
         self.queue_s: list[float] = []
+        self._waits_s = 0.0
 
     def go(self, seconds: float) -> None:
         """There is always more to send."""
@@ -53,9 +55,11 @@ class Emulated:
         if self._ticks % TICKS == 0:
             self.sent.append(self._taken / LOOK_S)
             self.queue_s.append(self._queue / self.speed)
+            if self._taken:
+                self._waits_s += (self.queue_s[-1] - self._waits_s) * (1 - self.before)
             self._all += self._taken
             self._taken = 0.0
-            sent = Sent(round(self._all), self.queue_s[-1] + self.others_s, left > fresh)
+            sent = Sent(round(self._all), self._waits_s + self.others_s, left > fresh)
             self.pace.look(self._ticks * tick_s, {"a connection": sent}, 1, 0)
         return fresh
 
@@ -135,6 +139,16 @@ def test_a_pace_that_is_too_low_rises_in_exchanges_of_few_looks(size: float) -> 
     took = [link.exchange(size) for _ in range(60)]
     assert took[0] > 0.95 * size / 7e6
     assert took[-1] < 1.1 * size / link.speed
+
+
+@pytest.mark.parametrize("size", [0.7e6, 1e6, 1.3e6, 2e6])
+def test_what_is_learned_first_of_exchanges_of_few_looks_is_not_too_low(size: float) -> None:
+    """All is sent at once, so nobody has more to send at any look; and when all has arrived TCP still says that packets
+    wait."""
+    link = Emulated(6.25e6, lambda t: 40e6, before=0.5)
+    for _ in range(40):
+        link.exchange(size)
+        assert link.pace.most is None or link.pace.most > link.speed
 
 
 def test_the_ends_of_exchanges_are_not_taken_for_the_speed_of_the_link() -> None:

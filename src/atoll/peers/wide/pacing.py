@@ -6,7 +6,7 @@ same link: how fast it was is remembered, and then only corrected, by how long p
 """
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ class Pace:
     _ups: int = 0
     _theirs_s: float = 0.0
     _last: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOOKS))
-    _past: deque[_Look] = field(default_factory=lambda: deque[_Look](maxlen=OVER))
+    _past: deque[_Look] = field(default_factory=lambda: deque[_Look](maxlen=OVER + 1))
     _sends: int = 0
 
     def look(self, at: float, found: Mapping[Hashable, Sent], lately: int, waiting: int) -> set[Hashable]:
@@ -78,20 +78,28 @@ class Pace:
         Args: at: now, in seconds. lately, waiting: to how many members more than a few bytes have been on their way
         lately, and for how many more are waiting now. Returns: the connections that send much.
         """
-        before = self._past[0].sent if self._past else {}
+        before = self._past[-min(OVER, len(self._past))].sent if self._past else {}
         sent = {name: each.sent for name, each in found.items()}
         sending = {name: found[name] for name in sent if sent[name] - before.get(name, sent[name]) > MUCH}
         waits_s = min((each.waits_s for each in sending.values()), default=0.0)
         full = sum(each.full for each in sending.values())
         now = _Look(at, sent, waits_s, 0 < lately <= max(full, waiting))
-        # a window that began before the sending would hold the silence
+        looks = [*self._past, now]
         if sending and self._sends and sum(sent.values()) >= KNOWN:
-            then = self._past[-min(self._sends, OVER)]
-            total = sum(sent[name] - then.sent[name] for name in sent.keys() & then.sent.keys())
-            self._seen(total / (now.at - then.at), then, now)
+            if self.most and now.pushed:
+                self._judge(looks, self._sends)
+            # without more to send it may be over by now; it was not at the look before, if more has arrived since
+            elif not (self.most and looks[-2].pushed) and _arrived(looks[-2], now) > MUCH / OVER:
+                self._judge(looks[:-1], self._sends - 1)
         self._sends = self._sends + 1 if sending else 0
         self._past.append(now)
         return {*sending}
+
+    def _judge(self, looks: Sequence[_Look], sends: int) -> None:
+        """The last look, where much was sent at so many before it: a window that began earlier would hold silence."""
+        if sends:
+            then, now = looks[-1 - min(sends, OVER)], looks[-1]
+            self._seen(_arrived(then, now) / (now.at - then.at), then, now)
 
     def _seen(self, speed: float, then: _Look, now: _Look) -> None:
         """From one look to another all connections sent with this speed, in bytes per second."""
@@ -120,3 +128,8 @@ class Pace:
             most *= 1 + min(UP * 1.3 ** max(ups - 10, 0), MOST_UP)
             self._ups = ups + 1
         self.most = min(max(most, LEAST * self._fastest), MOST * self._fastest)
+
+
+def _arrived(then: _Look, now: _Look) -> int:
+    """Bytes in between, on connections that were there at both looks."""
+    return sum(now.sent[name] - then.sent[name] for name in now.sent.keys() & then.sent.keys())

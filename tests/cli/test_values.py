@@ -9,7 +9,7 @@ from atoll.cli.options import Options
 from atoll.cli.specs import row, rows
 from atoll.cli.values import kind_of, parse
 from atoll.errors import suggestion
-from atoll.parts.mixers import by_share, weighted
+from atoll.parts.mixers import all_mean, by_share, by_tokens, weighted
 from atoll.parts.outers import nesterov
 from atoll.train.inner import AdamW, Muon
 
@@ -64,6 +64,9 @@ def test_a_method_that_never_syncs_is_one_worker_unless_its_row_says_otherwise()
     assert [Options().run(each.run.method).workers for each in made] == [1, 1, 4]
     unequal = rows(["single", "single:workers=2", "diloco"], Options(workers=2, speeds="1,0.5"), period=None)
     assert [each.run.dynamics.speeds for each in unequal] == [(), (1.0, 0.5), (1.0, 0.5)]
+    loaded = rows(["single", "diloco"], Options(workers=2, loads="2,1"), period=None)
+    assert [each.run.loads for each in loaded] == [(), (2, 1)]
+    assert [rule.mixer for rule in loaded[1].run.method.strategy.rules] == [weighted(by_tokens(), all_mean())]
 
 
 def test_options_make_the_run_they_name() -> None:

@@ -126,6 +126,22 @@ def test_leases_and_own_units_come_in_turns_and_all_is_told(
     assert hand.told[-1]["next"] == first + sum(not by_lease for *_, by_lease in expected)
 
 
+@settings(max_examples=20, deadline=None)
+@given(leases, st.integers(1, 4), st.integers(0, 20), st.integers(0, 30))
+def test_an_island_of_more_load_trains_so_many_units_in_a_step_whosever_they_are(
+    given: list[Lease], load: int, first: int, start: int
+) -> None:
+    hand = Hand(list(given))
+    units = UnitShard(shards(), 1, 2, hand, loads=(1, load, 2))
+    units.begin(start, first)
+    expected = dealt(1, first, given, 8 * load)
+    assert same(trained(units, 8 * load, 2), [unit(shard, index, 2) for shard, index, _ in expected])
+    units.tell(nowhere())
+    assert hand.told[-1]["loads"] == (1, load, 2)
+    steps = [(-(-ordinal // load), *each) for ordinal, *each in told_units(hand.told[-1])]
+    assert steps == [(start + 1 + place // load, *each[:2]) for place, each in enumerate(expected)]
+
+
 @settings(max_examples=30, deadline=None)
 @given(leases, st.integers(0, 24), st.integers(0, 3))
 def test_resumed_is_uninterrupted_but_for_what_was_in_hand(given: list[Lease], done: int, first: int) -> None:

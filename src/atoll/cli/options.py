@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from atoll.cli.values import AtLeast, Count, Positive
 from atoll.errors import UsageError
 from atoll.faults import Faults
-from atoll.recipes.methods import weigh_by_share
+from atoll.parts.mixers import by_share, by_tokens
+from atoll.recipes.methods import weigh
 from atoll.train.dynamics import POOLS, Dynamics
 from atoll.train.inner import AdamW, Inner, Muon
 from atoll.train.run import Data, Method, Run
@@ -15,6 +16,7 @@ from atoll.train.shards import by_domain, iid
 
 INNERS = {"adamw": AdamW, "muon": Muon}
 SHARDINGS = {"iid": iid(), "by-domain": by_domain()}
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Options:
         batch: sequences per worker and micro-batch
         length: tokens per sequence
         accumulate: micro-batches per inner step
+        loads: how many times as many each worker trains in one, such as 4,2,1,1 where some are faster, so that none
+        waits; deltas are then weighed by tokens. Once each if left out
         lr: peak learning rate of the inner optimizer (of Muon, not of its AdamW part); its own default if left out
         weight_decay: of the inner optimizer; its own default if left out
         inner: inner optimizer; the method's if left out
@@ -59,6 +63,7 @@ class Options:
     batch: Count = Data.batch
     length: Count = Data.length
     accumulate: Count = Run.accumulate
+    loads: str | None = None
     lr: Positive | None = None
     weight_decay: Annotated[float, AtLeast(0)] | None = None
     inner: Literal["adamw", "muon"] | None = None
@@ -79,8 +84,10 @@ class Options:
         Raises: UsageError if they do not fit one another.
         """
         method = replace(method, inner=self._inner(method.inner))
-        if self.shards == "by-domain":
-            method = weigh_by_share(method)
+        loads = _numbers("--loads", self.loads, int, "2,1 for a first worker that trains twice as much")
+        if loads or self.shards == "by-domain":
+            method = weigh(method, by_tokens() if loads else by_share())
+        speeds = _numbers("--speeds", self.speeds, float, "1,0.5 for a second worker that is half as fast")
         workers = self.workers or (Run.workers if method.strategy.rules else 1)
         faults = Faults.read(self.faults) if self.faults else Faults()
         if workers == 1:
@@ -99,6 +106,7 @@ class Options:
             workers=workers,
             steps=self.steps,
             accumulate=self.accumulate,
+            loads=loads,
             warmup=min(Run.warmup, self.steps // 10) if self.warmup is None else self.warmup,
             clip=self.clip,
             device=self.device,
@@ -106,7 +114,7 @@ class Options:
             seed=self.seed,
             threads=self.threads,
             probe=self.probe,
-            dynamics=Dynamics(POOLS[self.pool], _speeds(self.speeds)),
+            dynamics=Dynamics(POOLS[self.pool], speeds),
             faults=faults,
         )
 
@@ -116,13 +124,14 @@ class Options:
         return replace(INNERS[self.inner]() if self.inner else own, **changes)
 
 
-def _speeds(words: str | None) -> tuple[float, ...]:
+def _numbers(flag: str, words: str | None, kind: type[N], example: str) -> tuple[N, ...]:
+    """One for each worker."""
     try:
-        return tuple(float(word) for word in words.split(",")) if words else ()
+        return tuple(kind(word) for word in words.split(",")) if words else ()
     except ValueError:
+        whole = "whole numbers" if kind is int else "numbers"
         raise UsageError(
-            f"--speeds was {words!r}, but it takes numbers with commas between, one for each worker; give 1,0.5 for a "
-            "second worker that is half as fast"
+            f"{flag} was {words!r}, but it takes {whole} with commas between, one for each worker; give {example}"
         ) from None
 
 

@@ -73,7 +73,7 @@ def row(spec: str, options: Options, period: int | None) -> Row:
         arguments = {"period": period} | arguments
     method = METHODS[name](**arguments)
     if not method.strategy.rules and "workers" not in changes:
-        changes |= {"workers": 1, "speeds": None}
+        changes |= {"workers": 1, "speeds": None, "loads": None}
     return Row(spec, replace(options, **changes).run(method))
 
 

@@ -9,7 +9,7 @@ setting.
 from collections.abc import Callable
 from dataclasses import replace
 
-from atoll.parts.mixers import by_share, weighted
+from atoll.parts.mixers import Work, weighted
 from atoll.recipes.compressed import muloco, opendiloco_sparse, sparseloco, sparta
 from atoll.recipes.diloco import (
     data_parallel,
@@ -63,7 +63,7 @@ __all__ = [
     "sparseloco",
     "sparta",
     "streaming",
-    "weigh_by_share",
+    "weigh",
 ]
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -95,11 +95,11 @@ METHODS: dict[str, Callable[..., Method]] = {
 """Every method by its name on the command line."""
 
 
-def weigh_by_share(method: Method) -> Method:
-    """The same method with deltas weighted by the size of each worker's shard, as DiLoCo does when data differ
-    (section 1.3)."""
+def weigh(method: Method, by: Callable[[Work], float]) -> Method:
+    """The same method with deltas weighted: by the size of each worker's shard (`by_share()`), as DiLoCo does when data
+    differ (section 1.3), or by what it has trained (`by_tokens()`)."""
     rules = tuple(
-        replace(rule, mixer=weighted(by_share(), rule.mixer)) if rule.carry is Carry.DELTA and not rule.kept else rule
+        replace(rule, mixer=weighted(by, rule.mixer)) if rule.carry is Carry.DELTA and not rule.kept else rule
         for rule in method.strategy.rules
     )
     return replace(method, strategy=replace(method.strategy, rules=rules))

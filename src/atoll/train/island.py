@@ -124,7 +124,7 @@ class Island:
             open_directory(self.out, run, self._text.fingerprint, resume=self.resume, writes=True)
         saved = max(self._checkpoints.steps(), default=0) if self._checkpoints and self.resume else 0
         with self.connect(f"{run!r};{self._text.fingerprint}", saved) as group:
-            units = UnitShard(self._text.shards, self.number, run.accumulate, group.units)
+            units = UnitShard(self._text.shards, self.number, run.accumulate, group.units, run.loads)
             worker = Worker(run, make_model(run, self._text.vocab, None), units, self._text.share(self.number), group)
             entered = worker.sync.state.step
             if self._checkpoints and saved:

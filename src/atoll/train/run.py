@@ -10,10 +10,12 @@ import torch
 from atoll.errors import UsageError
 from atoll.faults import Faults
 from atoll.files import finite
-from atoll.sync.rule import Strategy
+from atoll.sync.rule import Carry, Strategy
 from atoll.train.dynamics import Dynamics
 from atoll.train.inner import AdamW, Inner, autocast
 from atoll.train.shards import Sharding, iid
+
+MOST_LOAD = 1000
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Run:
 
     Args:
         method: how workers train and sync. model: a named size, or init: a pretrained model's path or hub name.
-        workers: k. steps: inner steps per worker. accumulate: micro-batches per inner step.
+        workers: k. steps: inner steps per worker. accumulate: micro-batches per inner step. loads: of each worker,
+        how many times as many it trains in one, where some are faster than others; once each if empty.
         warmup: inner steps of linear warm-up, then cosine over the whole run. clip: largest gradient norm.
         device: cpu, or cuda. precision: fp32, or bf16 for autocast; one for all workers, or one for each with commas
         between. seed: of weights, data order and dropout. threads: intra-op threads, which change bits.
@@ -67,6 +70,7 @@ class Run:
     workers: int = 4
     steps: int = 1000
     accumulate: int = 1
+    loads: tuple[int, ...] = ()
     warmup: int = 50
     clip: float = 1.0
     device: str = "cpu"
@@ -87,6 +91,7 @@ class Run:
             raise UsageError(
                 "--device cuda was given, but PyTorch sees no CUDA device here; leave it out to train on the CPU"
             )
+        self._check_loads()
         self.dynamics.check(self.workers)
         if self.precision.count(",") not in (0, self.workers - 1):
             raise UsageError(
@@ -101,6 +106,23 @@ class Run:
                 "close; "
                 f"give a period of at most {self.steps}, or more steps"
             )
+
+    def _check_loads(self) -> None:
+        if self.loads and (len(self.loads) != self.workers or min(self.loads) < 1 or max(self.loads) > MOST_LOAD):
+            raise UsageError(
+                f"--loads was {','.join(map(str, self.loads))}, but there are {self.workers} workers, and each must "
+                f"train something; give a whole number from 1 to {MOST_LOAD} for each, such as "
+                f"{','.join(['2'] + ['1'] * (self.workers - 1))}"
+            )
+        if self.loads and any(rule.carry is Carry.GRADIENT for rule in self.method.strategy.rules):
+            raise UsageError(
+                f"{self.method.name} averages gradients within a step, all with one weight, so no worker can train "
+                "more than another; leave --loads out"
+            )
+
+    def load_of(self, worker: int) -> int:
+        """How many times `accumulate` micro-batches a worker trains in an inner step."""
+        return self.loads[worker] if self.loads else 1
 
     def precision_of(self, worker: int) -> str:
         """What the forward pass of a worker computes in."""

@@ -1,8 +1,8 @@
 """Units of data on an island among others that come and go: its own shard in order, and between, what it is handed of
 others'.
 
-A unit is what one inner step trains: (shard, index). An island that is never handed anything draws the batches that it
-would draw from its shard alone.
+A unit is what one inner step trains where nobody is faster than others: (shard, index). An island of more load trains
+as many units in one. One that is never handed anything draws the batches that it would draw from its shard alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,6 +53,7 @@ class Handing(Protocol):
         shards: int,
         next: int,
         over: int,
+        loads: tuple[int, ...],
         runs: tuple[tuple[int, int, int, int], ...],
         counts: tuple[tuple[int, tuple[int, ...]], ...],
         leases: tuple[tuple[int, int, int], ...],
@@ -60,9 +61,10 @@ class Handing(Protocol):
         """Tell it, before anything that is posted from now on.
 
         Args: shards: of which units can be handed out, from 0 on. next: the unit of its own shard that comes next.
-        over: all that was launched by this inner step has landed, or is lost. runs: (inner step, shard, unit, count) of
-        what it trained in a row. counts: of each worker the step at which the last message left that landed with
-        somebody else, by fragment. leases: what it has in hand.
+        over: all that was launched by this inner step has landed, or is lost. loads: units that each worker trains in
+        an inner step; one if empty. runs: (ordinal, shard, unit, count) of what it trained in a row; with a load of
+        k, its units k (t - 1) + 1 to k t are those of inner step t. counts: of each worker the step at which the last
+        message left that landed with somebody else, by fragment. leases: what it has in hand.
         """
         ...
 
@@ -70,12 +72,15 @@ class Handing(Protocol):
 class UnitShard:
     """The batches of worker `number`: its own units in order, and after each lease as many of its own before the next.
 
-    Args: shards: all of the run. accumulate: batches of a unit. hand: who hands out units.
+    Args: shards: all of the run. accumulate: batches of a unit. hand: who hands out units. loads: as `Run` has them.
     Attributes: turned: a lease has come to its end, and nobody was told.
     """
 
-    def __init__(self, shards: Sequence[Shard], number: int, accumulate: int, hand: Handing) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], number: int, accumulate: int, hand: Handing, loads: tuple[int, ...] = ()
+    ) -> None:
         self._shards, self._number, self._accumulate, self._hand = shards, number, accumulate, hand
+        self._loads, self._load = loads, loads[number] if loads else 1
         self._places, self._next = [0] * len(shards), 0
         self._parts: Mapping[tuple[int, int], int] = {}
         self.begin(0, 0)
@@ -83,7 +88,7 @@ class UnitShard:
     def begin(self, step: int, first: int) -> None:
         """Train on after inner step `step`, with a state that others hold: own units go on from `first`, and what was
         in hand is no more."""
-        self._step, self._next = step, max(self._next, first)
+        self._ordinal, self._next = step * self._load, max(self._next, first)
         self._runs: list[tuple[int, int, int, int]] = []
         self._counts: dict[int, list[int]] = {}
         self._lease: Lease | None = None
@@ -113,7 +118,7 @@ class UnitShard:
         if not self._lease and not self._rest and len(self._runs) < MOST and (handed := self._hand.lease()):
             self._lease = Lease(*handed)
             self._at = self._lease.first
-        lease, self._step = self._lease, self._step + 1
+        lease, self._ordinal = self._lease, self._ordinal + 1
         if lease:
             shard, unit, self._at = lease.shard, self._at, self._at + 1
             if self._at == lease.end:
@@ -121,10 +126,10 @@ class UnitShard:
         else:
             shard, unit, self._next, self._rest = self._number, self._next, self._next + 1, max(0, self._rest - 1)
         if self._source is lease:
-            step, _, first, count = self._runs[-1]
-            self._runs[-1] = (step, shard, first, count + 1)
+            ordinal, _, first, count = self._runs[-1]
+            self._runs[-1] = (ordinal, shard, first, count + 1)
         else:
-            self._runs.append((self._step, shard, unit, 1))
+            self._runs.append((self._ordinal, shard, unit, 1))
         self._source = lease
         self._go(shard, unit)
 
@@ -156,13 +161,14 @@ class UnitShard:
     def tell(self, state: SyncState) -> None:
         """Give account: before each boundary, so that it is known what leaves there, and when something has come of
         it."""
-        through = min(self._counts.get(self._number, [0]))
+        through = self._load * min(self._counts.get(self._number, [0]))
         old = [run for run in self._runs[:-RECENT] if run[0] + run[3] - 1 > through]
         self._runs = [*old, *self._runs[-RECENT:]]
         self._hand.account(
             shards=len(self._shards) if all(isinstance(shard, BlockShard) for shard in self._shards) else 0,
             next=self._next,
             over=min((entry.launched - 1 for entry in state.queue), default=state.step),
+            loads=self._loads,
             runs=tuple(self._runs),
             counts=tuple((worker, tuple(steps)) for worker, steps in sorted(self._counts.items())),
             leases=(self._lease,) if self._lease else (),
@@ -174,7 +180,7 @@ class UnitShard:
         return {
             "shard": self._shards[self._number].state_dict(),
             "place": self._places[self._number],
-            "step": self._step,
+            "ordinal": self._ordinal,
             "next": self._next,
             "rest": self._rest,
             "runs": self._runs,
@@ -188,9 +194,9 @@ class UnitShard:
         """
         self._shards[self._number].load_state_dict(state["shard"])
         self._places[self._number] = state["place"]
-        self.begin(state["step"], state["next"])
-        self._next, self._rest = state["next"], state["rest"]
-        self._runs = [(step, shard, first, count) for step, shard, first, count in state["runs"]]
+        self.begin(0, state["next"])
+        self._ordinal, self._next, self._rest = state["ordinal"], state["next"], state["rest"]
+        self._runs = [(ordinal, shard, first, count) for ordinal, shard, first, count in state["runs"]]
         self._counts = {worker: list(steps) for worker, steps in state["counts"]}
 
 

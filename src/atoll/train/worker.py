@@ -42,11 +42,12 @@ class Worker:
         """Forward and backward over all micro-batches: leaves the mean gradient and `loss`. Returns the tokens
         trained."""
         tokens, losses = 0, list[Tensor]()
+        batches = self.run.accumulate * self.run.load_of(self.number)
         with self._drawing_its_own():
-            for _ in range(self.run.accumulate):
+            for _ in range(batches):
                 batch = self.shard.next_batch().to(self.run.device, non_blocking=True)
                 with autocast(self.precision, self.run.device):
-                    loss = next_token_loss(self.model, batch) / self.run.accumulate
+                    loss = next_token_loss(self.model, batch) / batches
                 loss.backward()  # pyright: ignore[reportUnknownMemberType]  # torch leaves its signature untyped
                 losses.append(loss.detach())
                 tokens += batch[:, 1:].numel()

@@ -1,6 +1,7 @@
 """The account of units against a plain world: who trains what, who dies, what of it landed with whom."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ class Life:
     rest: int = 0
     source: tuple[int, int, int] | None = None
     runs: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
-    log: dict[int, Unit] = field(default_factory=dict[int, Unit])
+    log: list[tuple[int, Unit]] = field(default_factory=list[tuple[int, Unit]])
     landed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     seen: set[tuple[int, int, int]] = field(default_factory=set[tuple[int, int, int]])
     mail: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
@@ -61,6 +62,7 @@ class World:
     delay: int
     rng: random.Random
     silent: bool
+    loads: tuple[int, ...] = ()
     step: int = 0
     living: dict[int, Life] = field(default_factory=dict[int, Life])
     dead: list[Life] = field(default_factory=list[Life])
@@ -109,6 +111,7 @@ class World:
             self.shards,
             life.next,
             over,
+            self.loads,
             tuple(life.runs[-40:]),
             tuple((worker, tuple(steps)) for worker, steps in sorted(counts.items())),
             (life.lease,) if life.lease else (),
@@ -147,14 +150,17 @@ class World:
         self.step += 1
         trainers = [life for life in self.living.values() if life.trains]
         for life in trainers:
-            source, unit = self._deal(life)
-            assert unit not in self.held, f"{unit} is trained by {life.name}, though {self.held[unit]} has it"
-            self.held[unit], life.log[self.step] = life.name, unit
-            if life.runs and life.source == source:
-                life.runs[-1] = (*life.runs[-1][:3], life.runs[-1][3] + 1)
-            else:
-                life.runs.append((self.step, *unit, 1))
-            life.source = source
+            load = self.loads[life.worker] if self.loads else 1
+            for ordinal in range(load * (self.step - 1) + 1, load * self.step + 1):
+                source, unit = self._deal(life)
+                assert unit not in self.held, f"{unit} is trained by {life.name}, though {self.held[unit]} has it"
+                self.held[unit] = life.name
+                life.log.append((self.step, unit))
+                if life.runs and life.source == source:
+                    life.runs[-1] = (*life.runs[-1][:3], life.runs[-1][3] + 1)
+                else:
+                    life.runs.append((ordinal, *unit, 1))
+                life.source = source
             if self.rng.random() < 0.3:
                 self.report(life)
         for fragment in range(self.fragments):
@@ -207,7 +213,7 @@ class World:
         return min(self.landed.get((life.name, fragment), 0) for fragment in range(self.fragments))
 
     def give_up(self, life: Life) -> None:
-        for step, unit in life.log.items():
+        for step, unit in life.log:
             if step > self.through(life):
                 del self.held[unit]
 
@@ -244,13 +250,22 @@ def missing(world: World, shard: int) -> set[int]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3), st.integers(0, 5), st.integers(0, 3), st.booleans())
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 5),
+    st.integers(0, 3),
+    st.booleans(),
+    st.one_of(st.just(()), st.lists(st.integers(1, 5), min_size=7, max_size=7)),
+)
 def test_no_unit_is_trained_twice_and_nothing_is_left_behind(
-    seed: int, workers: int, fragments: int, delay: int, more: int, silent: bool
+    seed: int, workers: int, fragments: int, delay: int, more: int, silent: bool, loads: Sequence[int]
 ) -> None:
+    loads = tuple(loads[: workers + more])
     with TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"
-        world = World(path, workers + more, fragments, delay, random.Random(seed), silent)
+        world = World(path, workers + more, fragments, delay, random.Random(seed), silent, loads)
         sail(world, 150, workers)
         # a time without faults: whoever is gone is settled, and what was left behind is handed out
         world.silent = False
@@ -276,6 +291,7 @@ class Desk:
     """An account of three shards, and what was sent and said."""
 
     folder: Path
+    loads: tuple[int, ...] = ()
     sent: list[tuple[int, Message]] = field(default_factory=list[tuple[int, Message]])
     said: list[str] = field(default_factory=list[str])
 
@@ -305,7 +321,7 @@ class Desk:
         leases: tuple[tuple[int, int, int], ...] = (),
     ) -> None:
         life = self.units.stays[worker][-1].life
-        account = Account(life, 3, next, over, runs, tuple(counts.items()), leases)
+        account = Account(life, 3, next, over, self.loads, runs, tuple(counts.items()), leases)
         self.units.account(worker, account, present, set(present))
 
 
@@ -325,6 +341,26 @@ def test_a_lease_is_told_again_until_it_is_in_hand_and_the_next_follows_once_it_
     assert desk.sent[2:] == [(1, Lease("1.0", 2, LEASE, 2 * LEASE))]
     desk.tell(0, [0, 1], (1, 0, 0, 5), (6, 2, 0, LEASE), next=5, over=20, counts={})
     assert desk.sent[3:] == [(0, Lease("0.0", 2, 2 * LEASE, 3 * LEASE))]
+
+
+def test_who_trains_several_units_in_a_step_has_as_many_given_back_for_each_step_that_does_not_count(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path, loads=(1, 1, 3))
+    desk.come(0, 1, 2)
+    for worker, load in enumerate(desk.loads):
+        run = (1, worker, 0, 12 * load)
+        desk.tell(worker, [0, 1, 2], run, next=12 * load, over=9, counts={2: (5,)})
+    desk.lose(2, 13)
+    again = Desk(tmp_path, loads=(1, 1, 3))
+    assert again.units.stays == desk.units.stays
+    assert again.come(2, step=14) == [42], "three units in each of 12 steps, and in two that were not heard of"
+    again.lose(2, 15)
+    for worker in range(2):
+        again.tell(worker, [0, 1], (1, worker, 0, 20), next=20, over=20, counts={2: (5,)})
+    before, _ = again.units.stays[2]
+    assert [(run.first, run.end) for run in before.runs.values()] == [(0, 15)]
+    assert again.sent == [(1, Lease("1.0", 2, 15, 15 + LEASE))]
 
 
 def test_what_counts_of_the_life_before_is_not_read_off_what_landed_of_the_next(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from atoll.parts.mixers import by_tokens
 from atoll.peers.wide.group import WideGroup
 from atoll.peers.wide.server import Server
-from atoll.recipes.diloco import diloco, streaming
+from atoll.recipes.methods import diloco, streaming, weigh
 from atoll.testing.islands import Loopback, Sea, serve
 from atoll.train import island as islands
 from atoll.train.corpus import load_corpus
@@ -103,7 +104,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
         if boat.killed:
             raise SystemExit
         batch = draw(units)
-        boat.lives[-1].setdefault(units._step, []).append(boat.known[_bytes(batch)])  # pyright: ignore[reportPrivateUsage]
+        step = -(-units._ordinal // boat.run.load_of(boat.number))  # pyright: ignore[reportPrivateUsage]
+        boat.lives[-1].setdefault(step, []).append(boat.known[_bytes(batch)])
         return batch
 
     def hears(units: UnitShard, events: list[Event], state: Any) -> None:
@@ -138,11 +140,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def made(text: Path, method: Method, workers: int, steps: int) -> tuple[Run, dict[bytes, Unit]]:
+def made(
+    text: Path, method: Method, workers: int, steps: int, loads: tuple[int, ...] = ()
+) -> tuple[Run, dict[bytes, Unit]]:
     """A run, and its units by the first of their batches."""
     data = Data(f"text:{text}", batch=2, length=16)
     run = Run(Method(method.name, method.strategy, AdamW(lr=1e-3), period=PERIOD), data=data, workers=workers,
-              steps=steps, warmup=2)  # fmt: skip
+              steps=steps, loads=loads, warmup=2)  # fmt: skip
+    steps *= max(loads, default=1)
     corpus = load_corpus(data.source, bytes_tokenizer())
     shards = make_shards(corpus, data.sharding, workers=workers, batch=2, length=16, seed=run.seed)
     known = {_bytes(shard.next_batch()): (m, unit) for m, shard in enumerate(shards) for unit in range(2 * steps)}
@@ -193,11 +198,12 @@ METHODS = [diloco(PERIOD), streaming(PERIOD, fragments=2, delay=2)]
 
 
 @pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("loads", [(), (1, 3, 2)], ids=["alike", "unequal"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_a_dead_islands_units_are_trained_by_others_and_none_counts_twice(
-    method: Method, text: Path, tmp_path: Path
+    method: Method, loads: tuple[int, ...], text: Path, tmp_path: Path
 ) -> None:
-    run, known = made(text, method, 3, 240)
+    run, known = made(text, method, 3, 240, loads)
     crew: list[Boat] = []
 
     def pace() -> None:
@@ -227,16 +233,23 @@ def test_a_dead_islands_units_are_trained_by_others_and_none_counts_twice(
 
 
 @pytest.mark.usefixtures("watched")
-def test_without_faults_islands_train_what_they_would_train_in_one_process(text: Path, tmp_path: Path) -> None:
-    run, known = made(text, METHODS[0], 3, 40)
+@pytest.mark.parametrize("loads", [(1, 1, 1), (1, 3, 2)], ids=["alike", "unequal"])
+def test_without_faults_islands_train_what_they_would_train_in_one_process(
+    loads: tuple[int, ...], text: Path, tmp_path: Path
+) -> None:
+    run, known = made(text, weigh(METHODS[0], by_tokens()), 3, 40, loads)
     whole = go(run)
     with coast(tmp_path, 3) as (sea, _, _):
         crew = [Boat(sea, run, number, known) for number in range(3)]
         for boat in crew:
             boat.join()
     for boat in crew:
+        load = loads[boat.number]
         assert boat.result.digest == whole.digest
-        assert boat.lives[-1] == {step: [(boat.number, step - 1)] for step in range(1, 41)}
+        assert boat.result.tokens == 40 * load * 2 * 16
+        assert boat.lives[-1] == {
+            step: [(boat.number, unit) for unit in range(load * (step - 1), load * step)] for step in range(1, 41)
+        }
 
 
 @pytest.mark.usefixtures("watched")

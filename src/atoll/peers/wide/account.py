@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from atoll.peers.wide.ranges import Owner, Step, Worker
+from atoll.peers.wide.ranges import Load, Owner, Step, Worker
 
 
 @dataclass(frozen=True)
@@ -11,15 +11,17 @@ class Account:
     hangs on one message.
 
     Args: life: of its process, as it said hello. shards: of the data; 0 if nothing of them can be handed out. next: the
-    unit of its own shard that comes next. over: all that was launched by this inner step has landed, or is lost. runs:
-    (inner step, shard, unit, count) of what it trained in a row, all of late. counts: of each worker the step at which
-    the last message left that landed, by fragment. leases: (shard, first, end) that it has in hand.
+    unit of its own shard that comes next. over: all that was launched by this inner step has landed, or is lost. loads:
+    units that each worker trains in an inner step; one if empty. runs: (ordinal, shard, unit, count) of what it trained
+    in a row, all of late; with a load of k, its units k (t - 1) + 1 to k t are those of inner step t. counts: of each
+    worker the step at which the last message left that landed, by fragment. leases: (shard, first, end) in its hands.
     """
 
     life: str
     shards: Owner
     next: Step
     over: Step
+    loads: tuple[Load, ...]
     runs: tuple[tuple[Step, Worker, Step, Step], ...]
     counts: tuple[tuple[Worker, tuple[Step, ...]], ...]
     leases: tuple[tuple[Worker, Step, Step], ...]

@@ -36,12 +36,13 @@ class Handed:
         shards: int,
         next: int,
         over: int,
+        loads: tuple[int, ...],
         runs: tuple[tuple[int, int, int, int], ...],
         counts: tuple[tuple[int, tuple[int, ...]], ...],
         leases: tuple[tuple[int, int, int], ...],
     ) -> None:
         """Tell it before anything that is posted from now on, and again with each sign of life."""
-        self._account = Account(self._life, shards, next, over, runs, counts, leases)
+        self._account = Account(self._life, shards, next, over, loads, runs, counts, leases)
         self.do(self.again)
 
     # the group's thread

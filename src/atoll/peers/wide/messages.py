@@ -21,7 +21,7 @@ from atoll.peers.wide.account import Account, Lease
 from atoll.peers.wide.ranges import Index, Owner, Step, Worker
 from atoll.wire import Key
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Whoever speaks another version is refused by name."""
 MOST, MOST_RECORD = 3 << 20, 1 << 17
 """Bytes of a frame: a chunk of fp64 in the widest codec, and what says where it belongs; and of a record."""

@@ -10,8 +10,8 @@ from atoll.peers.wide.ledger import Ledger
 _TABLES = """
 create table if not exists stays (worker integer, number integer, record text not null, primary key (worker, number));
 create table if not exists runs (
-    worker integer, number integer, step integer, shard integer, first integer, count integer,
-    primary key (worker, number, step, shard, first)
+    worker integer, number integer, ordinal integer, shard integer, first integer, count integer,
+    primary key (worker, number, ordinal, shard, first)
 );
 create table if not exists overlaps (shard integer, first integer, end integer, one integer, other integer);
 """
@@ -19,9 +19,10 @@ create table if not exists overlaps (shard integer, first integer, end integer, 
 
 @dataclass(frozen=True)
 class Run:
-    """At inner step `step` and the `count - 1` after it: the unit `first` of a shard and those after it."""
+    """As the worker's `ordinal`-th, counted from the run's first inner step, and the `count - 1` after it: the unit
+    `first` of a shard and those after it."""
 
-    step: int
+    ordinal: int
     shard: int
     first: int
     count: int
@@ -29,7 +30,7 @@ class Run:
     @property
     def key(self) -> tuple[int, int, int]:
         """What stays as it grows."""
-        return self.step, self.shard, self.first
+        return self.ordinal, self.shard, self.first
 
     @property
     def end(self) -> int:
@@ -38,8 +39,8 @@ class Run:
 
     @property
     def last(self) -> int:
-        """The inner step of the last."""
-        return self.step + self.count - 1
+        """The ordinal of the last."""
+        return self.ordinal + self.count - 1
 
 
 @dataclass
@@ -48,9 +49,9 @@ class Stay:
 
     `number`: among those of the worker. `first`: the unit from which it went on with its own shard. `since`,
     `until`: the steps from which on it took part, or fetched a state for it, and took no part any more, once that is
-    known. `closed`: what counts of it is known, and the rest was
-    given back. `counts`: the inner step through which its work counts; `parts`: the same for each fragment. `lease`:
-    (shard, first, end) that it was handed out.
+    known. `closed`: what counts of it is known, and the rest was given back. `counts`: the inner step through which its
+    work counts; `parts`: the same for each fragment. `lease`: (shard, first, end) that it was handed out. `load`: units
+    that it trains in an inner step.
     """
 
     worker: int
@@ -64,12 +65,15 @@ class Stay:
     counts: int = 0
     lease: tuple[int, int, int] | None = None
     parts: tuple[int, ...] = ()
+    load: int = 1
     runs: dict[tuple[int, int, int], Run] = field(default_factory=dict[tuple[int, int, int], Run])
 
     @property
     def last(self) -> int:
         """The last inner step of which it is known what was trained."""
-        return max((run.last for run in self.runs.values()), default=(self.since or 1) - 1)
+        if self.runs:
+            return -(-max(run.last for run in self.runs.values()) // self.load)
+        return (self.since or 1) - 1
 
     def all(self) -> Iterator[tuple[int, int, int]]:
         """(shard, first, end) of what it trained, and of what is left of its lease."""
@@ -91,8 +95,9 @@ class Stay:
         return (shard, first, end) if first < end else None
 
     def keep(self, step: int) -> None:
-        """Forget what was trained after a step."""
-        kept = (replace(run, count=min(run.count, step - run.step + 1)) for run in self.runs.values())
+        """Forget what was trained after an inner step."""
+        end = self.load * step + 1
+        kept = (replace(run, count=min(run.count, end - run.ordinal)) for run in self.runs.values())
         self.runs = {run.key: run for run in kept if run.count > 0}
 
 
@@ -134,7 +139,7 @@ class Book:
         record = [stay.life, stay.first, *when, stay.counts, stay.lease, stay.parts]
         with self.together():
             self._execute("insert or replace into stays values (?, ?, ?)", [(*place, json.dumps(record))])
-            rows = [(*place, run.step, run.shard, run.first, run.count) for run in runs]
+            rows = [(*place, run.ordinal, run.shard, run.first, run.count) for run in runs]
             self._execute("insert or replace into runs values (?, ?, ?, ?, ?, ?)", rows)
 
     def forget(self, stay: Stay) -> None:

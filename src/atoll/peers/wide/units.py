@@ -1,7 +1,9 @@
 """Which units of the data each worker has trained, so that each counts once though islands come and go.
 
-    unit     the batches of one inner step of one shard: (shard, index). Shard m is worker m's own
-    run      what a worker says that it trained: from an inner step on, one unit of a shard after another
+    unit     the batches of one inner step of a worker that is no faster than others: (shard, index). Shard m is worker
+             m's own
+    load     units that a worker trains in an inner step
+    run      what a worker says that it trained: from one of its units on, one unit of a shard after another
     counts   the inner step through which a worker's work is in what others hold: of each fragment the last step at
              which a message of its left that landed with somebody else, and of these the smallest
     lease    a few units of a shard that nobody owns now, or that were left behind in one, for one worker
@@ -41,7 +43,9 @@ class Units:
     def __post_init__(self) -> None:
         self.book = Book(self.ledger)
         self.stays = defaultdict(list)
+        self._loads: list[int] = self.ledger.fact("loads") or []
         for stay in self.book.stays():
+            stay.load = self._load(stay.worker)
             self.stays[stay.worker].append(stay)
         self._accounts: dict[int, Account] = {}
 
@@ -55,10 +59,11 @@ class Units:
             first = max((end for stay in self._all() for _, end in stay.holds(worker)), default=0)
             # what one before this one trained may not have been heard of yet
             pending = [stay for stay in stays if not stay.closed and stay.since is not None]
-            unheard = max((step - stay.last for stay in pending), default=0)
+            unheard = max((stay.load * (step - stay.last) for stay in pending), default=0)
             with self.book.together():
                 self.lost([worker])
-                stays.append(Stay(worker, len(stays), life, first + max(0, unheard)))
+                number, first = len(stays), first + max(0, unheard)
+                stays.append(Stay(worker, number, life, first, load=self._load(worker)))
                 self.book.write(stays[-1])
         return stays[-1].first
 
@@ -126,7 +131,16 @@ class Units:
         if stay.lease and stay.lease not in account.leases:
             self.send(sender, Lease(stay.life, *stay.lease))
 
+    def _load(self, worker: int) -> int:
+        """Units that a worker trains in an inner step."""
+        return self._loads[worker] if worker < len(self._loads) else 1
+
     def _learn(self, stay: Stay, account: Account) -> None:
+        if self._loads != [*account.loads]:  # the same of all, from their options
+            self._loads = [*account.loads]
+            self.ledger.note("loads", self._loads)
+            for each in self._all():
+                each.load = self._load(each.worker)
         before, fresh = (stay.lease, stay.counts), list[Run]()
         for run in (Run(*each) for each in account.runs):
             if stay.runs.get(run.key) != run:
@@ -180,11 +194,11 @@ class Units:
         if stay.counts <= last:
             return
         own = max((run.end for run in stay.runs.values() if run.shard == stay.worker), default=stay.first)
-        steps = stay.counts - last
-        doubtful = [Run(last + 1, stay.worker, own, steps)]
+        ordinal, units = stay.load * last + 1, stay.load * (stay.counts - last)
+        doubtful = [Run(ordinal, stay.worker, own, units)]
         if rest := stay.rest():
             shard, first, end = rest
-            doubtful.append(Run(last + 1, shard, first, min(steps, end - first)))
+            doubtful.append(Run(ordinal, shard, first, min(units, end - first)))
         for run in doubtful:
             self._compare(stay, run)
             stay.runs[run.key] = run

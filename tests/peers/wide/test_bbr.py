@@ -80,6 +80,16 @@ def test_it_is_begun_anew_when_it_may_send_much_more_than_lately(monkeypatch: py
     assert watched.begun == [0.0, 1.25], "first of all, and at the second 1.6; 2.5 and 3 of 1.6 do not last"
 
 
+def test_a_silence_is_not_taken_for_time_in_which_it_might_have_sent_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exchanges of half a second with three others, of which one is over last."""
+    watched = Watched(monkeypatch)
+    for _ in range(6):
+        for share in (3e6, 1e6, 1e6, 1e6, 3e6):
+            watched.look(may=share, after=0.1)
+        watched.now += 0.6
+    assert watched.begun == [0.0]
+
+
 def test_whoever_gets_hardly_anything_through_is_begun_anew_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     for _ in range(40):

@@ -45,7 +45,7 @@ class Trips:
         now = time.monotonic()
         if may:
             last, begun, least, since = self._told.get(ends, (0.0, 0.0, may, now))
-            if may <= RISEN * least:
+            if may <= RISEN * least or now - last > RISEN_S:  # a silence is no time in which it could have found out
                 least, since = min(may, least), now
             if now - last > PAUSE_S or now - begun > OLD_S or now - since > RISEN_S:
                 begin_anew(way)

@@ -76,7 +76,7 @@ class Pace:
         """See how far each connection has come.
 
         Args: at: now, in seconds. lately, waiting: to how many members more than a few bytes have been on their way
-        lately, and for how many more are waiting now. Returns: the connections that send much.
+        lately, and for how many more are waiting now. Returns: the connections that send much, and still do.
         """
         before = self._past[-min(OVER, len(self._past))].sent if self._past else {}
         sent = {name: each.sent for name, each in found.items()}
@@ -93,7 +93,7 @@ class Pace:
                 self._judge(looks[:-1], self._sends - 1)
         self._sends = self._sends + 1 if sending else 0
         self._past.append(now)
-        return {*sending}
+        return {name for name in sending if sent[name] - looks[-2].sent.get(name, sent[name]) > MUCH / OVER}
 
     def _judge(self, looks: Sequence[_Look], sends: int) -> None:
         """The last look, where much was sent at so many before it: a window that began earlier would hold silence."""

@@ -165,6 +165,9 @@ class Loopback:
         self.sent += len(frame)
         self._sea.carry(self, to, frame, priority)
 
+    def drop(self, to: int) -> None:
+        """Nothing is ever queued."""
+
     def start(self, heard: Heard, seen: Seen) -> None:
         """Be there."""
         self.heard, self.seen = heard, seen

@@ -226,6 +226,27 @@ def test_a_stopped_member_with_frames_on_their_way_holds_up_no_other(
         ears.until(lambda: ears.alive() == {0, 1})
 
 
+def test_a_member_that_takes_part_no_more_does_not_count_among_those_that_are_sent_to(
+    open_link: Callable[..., ZenohLink], folder: Path, place: str
+) -> None:
+    """Though its link seems to be there, and a frame waits for it."""
+    island = open_link(COORDINATOR)
+    ears = Ears(island)
+    with child(folder, 0, place) as stops, child(folder, 1, place):
+        ears.until(lambda: ears.alive() == {0, 1})
+        stops.send_signal(signal.SIGSTOP)
+        for _ in range(64):
+            island.send(0, [bytes(1 << 20)], Priority.BLOCKING)
+        assert island._hearers() == (1, 1), "or nothing waits here"
+        island.drop(0)
+        assert island._hearers() == (0, 0)
+        island.send(1, [bytes(1 << 20)], Priority.BLOCKING)
+        assert island._hearers()[0] == 1
+        island.send(0, [b"again"], Priority.CONTROL)
+        stops.send_signal(signal.SIGCONT)
+        ears.until(lambda: (0, b"echo again") in ears.frames)
+
+
 def test_a_frame_waits_for_a_member_that_comes_soon_but_not_for_ever(
     open_link: Callable[..., ZenohLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:

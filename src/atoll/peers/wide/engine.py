@@ -29,6 +29,7 @@ from atoll.peers.wide.messages import (
     Beat,
     Bulk,
     Fetch,
+    Gone,
     Hello,
     Lease,
     Message,
@@ -260,6 +261,9 @@ class Engine:
             case _:
                 if isinstance(message, Welcome) and sender == COORDINATOR and message.life == self.member.life:
                     self.units.welcomed(message)
+                if isinstance(message, Gone) and sender == COORDINATOR:
+                    for worker in {*message.workers} - {self.link.me}:
+                        self.link.drop(worker)
                 self.member.heard(sender, message, time.monotonic())
 
     def _sees(self, address: int, alive: bool) -> None:

@@ -70,6 +70,10 @@ class Link(Protocol):
         dropped if it is wanted no more when its turn comes."""
         ...
 
+    def drop(self, to: int) -> None:
+        """Drop what is queued for a member that takes part no more, though it may seem to be there."""
+        ...
+
     def start(self, heard: Heard, seen: Seen) -> None:
         """From now on call `heard(sender, frame)` and `seen(address, alive)`, from threads of the link's own."""
         ...
@@ -168,6 +172,13 @@ class ZenohLink:
         if began:
             self._tuning.share()
 
+    def drop(self, to: int) -> None:
+        """Drop what is queued for a member that takes part no more. While a frame waits for its link, zenoh may not say
+        that the link has ended: it waits on in a lane that counts no more among those that share this one's speed."""
+        with self._lock:
+            self._close_lanes(to)
+        self._tuning.share()
+
     def close(self) -> None:
         """Drop what is queued, and be gone for the others."""
         with self._lock:
@@ -263,17 +274,21 @@ class ZenohLink:
             (ways.add if appeared else ways.discard)(way)
             now = self._best(who)
             same = bool(before and now and before.since == now.since)
-            for key, lane in [(key, lane) for key, lane in self._lanes.items() if key[0] == who]:
-                if before and not same:
-                    # zenoh may keep the thread for as long as a frame may wait: the next process gets another lane
-                    lane.close()
-                    del self._lanes[key]
-                    self._past = [thread for thread in (*self._past, lane.thread) if thread.is_alive()]
-                else:
+            if before and not same:
+                self._close_lanes(who)
+            for (to, _), lane in self._lanes.items():
+                if to == who:
                     lane.aim(now)
         if same:
             return []
         return [alive for alive, one in ((False, before), (True, now)) if one]
+
+    def _close_lanes(self, who: int) -> None:
+        """Under the lock. zenoh may keep the threads for as long as a frame may wait: the next frame gets another."""
+        for key in [key for key in self._lanes if key[0] == who]:
+            lane = self._lanes.pop(key)
+            lane.close()
+            self._past = [thread for thread in (*self._past, lane.thread) if thread.is_alive()]
 
 
 def _numbers(sample: zenoh.Sample, count: int) -> list[int]:

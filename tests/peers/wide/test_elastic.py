@@ -22,7 +22,7 @@ from atoll.recipes.gossip import factored_gossip, local_m1_m2, noloco
 from atoll.sync.elastic import State, enter, offer
 from atoll.sync.rule import Rule, Strategy
 from atoll.sync.state import SyncState
-from atoll.testing.islands import Sea, serve
+from atoll.testing.islands import Loopback, Sea, serve
 from atoll.testing.toys import Mlp
 from atoll.testing.turns import run_turns
 from atoll.wire import Keep, Landed, Launched, Lost, Membership
@@ -77,7 +77,11 @@ def test_without_faults_bits_are_those_of_one_process(strategy: Strategy, worker
         assert sailor.sync.state.digest() == sync.state.digest()
 
 
-def test_a_death_costs_no_round_and_all_who_are_left_hold_the_same(tmp_path: Path) -> None:
+def test_a_death_costs_no_round_and_all_who_are_left_hold_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped = set[tuple[int, int]]()
+    monkeypatch.setattr(Loopback, "drop", lambda port, to: dropped.add((port.me, to)))
     with coast(tmp_path, 4) as (sea, _, said):
         crew = [Sailor(sea, worker, Mlp(), DILOCO, 60, lambda step: 0.002) for worker in range(4)]
         until(lambda: len(crew[0].log) > 6)
@@ -90,6 +94,7 @@ def test_a_death_costs_no_round_and_all_who_are_left_hold_the_same(tmp_path: Pat
         assert sum(isinstance(event, Landed) for _, event in sailor.log) == 12
     assert len({sailor.digests[60] for sailor in left}) == 1
     assert any("worker 2 is gone" in line for line in said)
+    assert dropped == {(0, 2), (1, 2), (3, 2)}, "what still waits for the dead one takes the others' share of a link"
 
 
 def test_an_island_that_comes_later_holds_the_same_from_its_first_boundary_on(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ from atoll.peers.wide.messages import (
     Beat,
     Bulk,
     Fetch,
-    Gone,
     Hello,
     Lease,
     Message,
     Promise,
     Ready,
+    Settle,
     Welcome,
     read,
     write,
@@ -261,10 +261,10 @@ class Engine:
             case _:
                 if isinstance(message, Welcome) and sender == COORDINATOR and message.life == self.member.life:
                     self.units.welcomed(message)
-                if isinstance(message, Gone) and sender == COORDINATOR:
-                    for worker in {*message.workers} - {self.link.me}:
-                        self.link.drop(worker)
                 self.member.heard(sender, message, time.monotonic())
+                if isinstance(message, Settle) and sender == COORDINATOR:
+                    for worker in {worker for workers, _ in message.out for worker in workers} - {self.link.me}:
+                        self.link.drop(worker)  # only now nothing more of this exchange is sent to it
 
     def _sees(self, address: int, alive: bool) -> None:
         def act() -> None:

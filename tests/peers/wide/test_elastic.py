@@ -83,8 +83,10 @@ def test_a_death_costs_no_round_and_all_who_are_left_hold_the_same(
     dropped = set[tuple[int, int]]()
     monkeypatch.setattr(Loopback, "drop", lambda port, to: dropped.add((port.me, to)))
     with coast(tmp_path, 4) as (sea, _, said):
-        crew = [Sailor(sea, worker, Mlp(), DILOCO, 60, lambda step: 0.002) for worker in range(4)]
+        paces = [lambda step: 0.002, lambda step: 0.002, lambda step: 0.05, lambda step: 0.002]
+        crew = [Sailor(sea, worker, Mlp(), DILOCO, 60, pace) for worker, pace in enumerate(paces)]
         until(lambda: len(crew[0].log) > 6)
+        time.sleep(0.05)  # the others wait for it in an exchange
         crew[2].kill()
         for sailor in crew:
             sailor.join()

@@ -43,7 +43,7 @@ def test_an_island_gives_account_before_it_lets_anybody_in(tmp_path: Path) -> No
     sea.passes = passes
     with islands(1, tmp_path, sea) as ((group,), _):
         group.agree("same")
-        group.units.account(shards=1, next=0, over=0, runs=(), counts=(), leases=())
+        group.units.account(shards=1, next=0, over=0, loads=(), runs=(), counts=(), leases=())
         group._do(lambda: group.member.send(COORDINATOR, Promise(1, 0), Priority.CONTROL))
         until = time.monotonic() + 10
         while not any(isinstance(message, Promise) for message in told):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from atoll.recipes.methods import data_parallel, diloco, local_sgd, weigh
 from atoll.sync.rule import Strategy
 from atoll.train.checkpoint import Checkpoints
 from atoll.train.corpus import load_corpus
-from atoll.train.inner import InnerOptimizer
+from atoll.train.inner import Inner, InnerOptimizer
 from atoll.train.model import next_token_loss
-from atoll.train.run import Method
+from atoll.train.run import Method, Run
 from atoll.train.shards import iid, make_shards
 from atoll.train.tokens import bytes_tokenizer
 from tests.train.reef import Reef, check_resumes, go, small
@@ -32,9 +32,9 @@ class Sgd:
         return InnerOptimizer(model, torch.optim.SGD(model.parameters(), lr=LR))
 
 
-def loaded(text: Path, strategy: Strategy, **options: Any) -> Any:
-    method: Any = Method("descent", strategy, Sgd(), period=1)  # type: ignore[arg-type]
-    return small(text, method, workers=3, loads=LOADS, steps=STEPS, accumulate=2, warmup=0, clip=1e9, **options)
+def loaded(text: Path, strategy: Strategy) -> Run:
+    method = Method("descent", strategy, cast(Inner, Sgd()), period=1)
+    return small(text, method, workers=3, loads=LOADS, steps=STEPS, accumulate=2, warmup=0, clip=1e9)
 
 
 def test_with_gradient_descent_and_a_round_each_step_all_train_as_one_worker_on_all_their_batches(

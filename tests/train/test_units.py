@@ -112,34 +112,20 @@ leases = st.lists(
 
 
 @settings(max_examples=40, deadline=None)
-@given(leases, st.integers(1, 2), st.integers(0, 20), st.integers(0, 30))
-def test_leases_and_own_units_come_in_turns_and_all_is_told(
-    given: list[Lease], accumulate: int, first: int, start: int
+@given(leases, st.integers(1, 2), st.integers(1, 4), st.integers(0, 20), st.integers(0, 30))
+def test_leases_and_own_units_come_in_turns_so_many_in_a_step_and_all_is_told(
+    given: list[Lease], accumulate: int, load: int, first: int, start: int
 ) -> None:
     hand = Hand(list(given))
-    units = UnitShard(shards(), 1, accumulate, hand)
+    units = UnitShard(shards(), 1, accumulate, hand, loads=(1, load, 2))
     units.begin(start, first)
-    expected = dealt(1, first, given, 25)
-    assert same(trained(units, 25, accumulate), [unit(shard, index, accumulate) for shard, index, _ in expected])
+    expected = dealt(1, first, given, 24)
+    assert same(trained(units, 24, accumulate), [unit(shard, index, accumulate) for shard, index, _ in expected])
     units.tell(nowhere())
-    assert told_units(hand.told[-1]) == [(start + 1 + place, *each[:2]) for place, each in enumerate(expected)]
+    told = [(-(-ordinal // load), *each) for ordinal, *each in told_units(hand.told[-1])]
+    assert told == [(start + 1 + place // load, *each[:2]) for place, each in enumerate(expected)]
     assert hand.told[-1]["next"] == first + sum(not by_lease for *_, by_lease in expected)
-
-
-@settings(max_examples=20, deadline=None)
-@given(leases, st.integers(1, 4), st.integers(0, 20), st.integers(0, 30))
-def test_an_island_of_more_load_trains_so_many_units_in_a_step_whosever_they_are(
-    given: list[Lease], load: int, first: int, start: int
-) -> None:
-    hand = Hand(list(given))
-    units = UnitShard(shards(), 1, 2, hand, loads=(1, load, 2))
-    units.begin(start, first)
-    expected = dealt(1, first, given, 8 * load)
-    assert same(trained(units, 8 * load, 2), [unit(shard, index, 2) for shard, index, _ in expected])
-    units.tell(nowhere())
     assert hand.told[-1]["loads"] == (1, load, 2)
-    steps = [(-(-ordinal // load), *each) for ordinal, *each in told_units(hand.told[-1])]
-    assert steps == [(start + 1 + place // load, *each[:2]) for place, each in enumerate(expected)]
 
 
 @settings(max_examples=30, deadline=None)
